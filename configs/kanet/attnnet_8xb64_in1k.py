@@ -1,0 +1,3 @@
+_base_ = './kanet_kv_imagenet.py'
+
+model = dict(backbone=dict(arch='attnnet'))

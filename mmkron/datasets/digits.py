@@ -1,0 +1,48 @@
+"""The 1,797 handwritten digits that scikit-learn ships: real images for a demo and tests without a download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+
+from mmkron.registry import DATASETS
+
+SPLITS = ('train', 'val')
+VAL_SIZE = 450
+
+
+@DATASETS.register_module()
+class Digits(BaseDataset):
+    """Scans of handwritten digits, 8 x 8 pixels, in a fixed stratified split: 1,347 for training, 450 for validation.
+
+    A sample holds ``img``, (8, 8) uint8 with ink at 255, and ``gt_label``, 0 to 9. Source: the test set of Alpaydin
+    and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, as in ``sklearn.datasets.load_digits``.
+
+    Args:
+        split: ``train`` or ``val``.
+        **kwargs: arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+
+    Raises:
+        ValueError: an unknown ``split``.
+    """
+
+    METAINFO = dict(classes=tuple('0123456789'))
+
+    def __init__(self, split: str = 'train', **kwargs: Any) -> None:
+        if split not in SPLITS:
+            raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
+        self.split = split
+        super().__init__(**kwargs)
+
+    def load_data_list(self) -> list[dict]:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        rows = np.arange(len(images))
+        train, val = train_test_split(rows, test_size=VAL_SIZE, stratify=digits.target, random_state=0)
+        chosen = sorted(train if self.split == 'train' else val)
+        return [dict(img=images[i], gt_label=int(digits.target[i]), sample_idx=int(i)) for i in chosen]

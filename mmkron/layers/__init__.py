@@ -1,0 +1,5 @@
+"""Layers with parameters: the operators of :mod:`mmkron.ops` with their linear maps."""
+
+from mmkron.layers.kronecker_attention import KroneckerAttention2d
+
+__all__ = ['KroneckerAttention2d']

@@ -1,0 +1,136 @@
+"""The four attention operators on feature maps with their linear maps, as a layer and as a host's plug-in layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn as nn
+from mmengine.model import BaseModule
+from torch import Tensor
+
+from mmkron.ops.kronecker import NORMS, CoefficientBN, attend, axis_means, check_map, outer_sum, pool_context
+from mmkron.registry import MODELS
+
+
+def _columns(x: Tensor) -> Tensor:
+    return x.flatten(2)
+
+
+# mode -> how a map becomes the columns of the query, and those of the key and the value
+REDUCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    'kv': (_columns, axis_means),
+    'qkv': (axis_means, axis_means),
+    'dense': (_columns, _columns),
+    'pooled': (_columns, pool_context),
+}
+
+
+@MODELS.register_module()
+class KroneckerAttention2d(BaseModule):
+    """Kronecker, dense or pooled attention with linear maps on the query, the key and the value.
+
+    The maps act on the columns that the operator uses, so those of the means cost ``(H + W) C^2`` and not
+    ``H W C^2``. Source: Kronecker Attention Networks (KDD 2020), sections 2.1 and 3.4; the paper maps only the value
+    in classification and all three in segmentation.
+
+    Args:
+        channels: channels of the input map, and of the context unless ``context_channels`` is given.
+        mode: ``kv``, ``qkv``, ``dense`` or ``pooled``.
+        maps: which of q, k and v get a linear map (1 x 1, no bias), as a string of these letters.
+        key_channels: width of the mapped query and key. Defaults to ``channels``.
+        out_channels: width of the mapped value, so of the output. Defaults to ``channels``.
+        context_channels: channels of the context map of cross-attention. Defaults to ``channels``.
+        norm: ``softmax``, ``bn_softmax`` or ``bn`` (see :func:`mmkron.ops.dense_attention`).
+        scale: factor on the coefficients before they are normalised.
+        residual: add the input, as a plug-in layer of an existing network should.
+        in_channels: another name of ``channels``, by which ``plugins=[...]`` of a host's ResNet passes it.
+        init_cfg: initialisation; Xavier uniform (the paper's) by default.
+
+    Raises:
+        ValueError: a value outside these choices, or widths that do not fit.
+    """
+
+    _abbr_ = 'kronecker_attention'
+
+    def __init__(
+        self,
+        channels: int | None = None,
+        mode: str = 'kv',
+        maps: str = 'v',
+        key_channels: int | None = None,
+        out_channels: int | None = None,
+        context_channels: int | None = None,
+        norm: str = 'softmax',
+        scale: float = 1.0,
+        residual: bool = False,
+        in_channels: int | None = None,
+        init_cfg: dict | list | None = None,
+    ) -> None:
+        super().__init__(init_cfg or dict(type='Xavier', layer='Conv1d', distribution='uniform'))
+        if (channels is None) == (in_channels is None):
+            raise ValueError(f'give channels or in_channels, one of the two; got {channels!r} and {in_channels!r}')
+        channels = in_channels if channels is None else channels
+        key_channels = key_channels or channels
+        out_channels = out_channels or channels
+        context_channels = context_channels or channels
+        if mode not in REDUCTIONS:
+            raise ValueError(f'mode must be one of {tuple(REDUCTIONS)}, got {mode!r}')
+        if norm not in NORMS:
+            raise ValueError(f'norm must be one of {NORMS}, got {norm!r}')
+        if set(maps) - set('qkv') or len(set(maps)) != len(maps):
+            raise ValueError(f"maps must name some of q, k and v once each, as in 'v' or 'qkv'; got {maps!r}")
+        widths = {'q': (channels, key_channels), 'k': (context_channels, key_channels)}
+        for letter, (width, wanted) in widths.items():
+            if letter not in maps and width != wanted:
+                raise ValueError(f'{letter} has {width} channels but key_channels is {wanted}: add {letter!r} to maps')
+        if 'v' not in maps and context_channels != out_channels:
+            raise ValueError(f"v has {context_channels} channels but out_channels is {out_channels}: add 'v' to maps")
+        if residual and out_channels != channels:
+            raise ValueError(f'residual needs out_channels == channels, got {out_channels} and {channels}')
+
+        self.channels = channels
+        self.context_channels = context_channels
+        self.mode = mode
+        self.norm = norm
+        self.scale = scale
+        self.residual = residual
+        self.query_map = nn.Conv1d(channels, key_channels, 1, bias=False) if 'q' in maps else nn.Identity()
+        self.key_map = nn.Conv1d(context_channels, key_channels, 1, bias=False) if 'k' in maps else nn.Identity()
+        self.value_map = nn.Conv1d(context_channels, out_channels, 1, bias=False) if 'v' in maps else nn.Identity()
+        self.coefficient_bn = None if norm == 'softmax' else nn.BatchNorm2d(1)
+        if norm == 'bn_softmax':
+            # Softmax cancels a shift.
+            self.coefficient_bn.register_parameter('bias', None)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Maps (B, C, H, W) and, for cross-attention, (B, C', H', W') -> (B, out_channels, H, W).
+
+        Raises:
+            TypeError: an input that is no floating-point tensor.
+            ValueError: an input that is empty, no map, or of other channels or batch size.
+        """
+        check_map('x', x, self.channels)
+        if context is not None:
+            check_map('context', context, self.context_channels, x.shape[0])
+        reduce_query, reduce_context = REDUCTIONS[self.mode]
+        query = reduce_query(x)
+        if context is None:
+            keys = query if reduce_context is reduce_query else reduce_context(x)
+        else:
+            keys = reduce_context(context)
+        out = attend(
+            self.query_map(query), self.key_map(keys), self.value_map(keys), self.norm, self.scale, self._bn_state()
+        )
+        out = outer_sum(out, x.shape[2:]) if reduce_query is axis_means else out.unflatten(2, x.shape[2:])
+        return out + x if self.residual else out
+
+    def _bn_state(self) -> CoefficientBN | None:
+        bn = self.coefficient_bn
+        if bn is None:
+            return None
+        if bn.training:
+            bn.num_batches_tracked.add_(1)
+        return CoefficientBN(bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training, bn.momentum, bn.eps)
+
+    def extra_repr(self) -> str:
+        return f'{self.channels}, mode={self.mode!r}, norm={self.norm!r}, scale={self.scale}, residual={self.residual}'

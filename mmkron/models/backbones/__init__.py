@@ -1,0 +1,4 @@
+from mmkron.models.backbones.base import Backbone
+from mmkron.models.backbones.kanet import KANet
+
+__all__ = ['Backbone', 'KANet']

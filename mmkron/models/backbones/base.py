@@ -1,0 +1,158 @@
+"""What every backbone of mmkron shares: outputs, freezing, batch norm in evaluation, checkpointing, layer depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn as nn
+import torch.utils.checkpoint as cp
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmkron.ops.kronecker import check_map
+
+
+class Backbone(BaseModule):
+    """A stem and a list of stages, each a sequence of blocks.
+
+    A subclass passes the number of stages of the whole network, then builds ``self.stem`` and ``self.stages``
+    (``nn.ModuleList`` of ``nn.Sequential``) up to ``self.last_stage`` only, so that no parameter is without a use, and
+    calls :meth:`finish`. A state dict of the whole network loads all the same: the entries of stages that are not
+    built are passed over.
+
+    Attributes:
+        out_channels (tuple[int, ...]): channels of each requested output.
+        out_strides (tuple[int, ...]): stride of each requested output against the input.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_stages: int,
+        out_indices: int | Sequence[int],
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        init_cfg: dict | list | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.in_channels = in_channels
+        self.num_stages = num_stages
+        self.out_indices = resolve_out_indices(out_indices, num_stages)
+        self.last_stage = self.out_indices[-1]
+        if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= self.last_stage + 1:
+            raise ValueError(
+                f'frozen_stages must be -1 (none), 0 (stem) or up to {self.last_stage + 1} (stages that out_indices '
+                f'needs), got {frozen_stages!r}'
+            )
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.with_cp = with_cp
+        self._register_load_state_dict_pre_hook(self._drop_unbuilt_stages)
+
+    def finish(self, stage_channels: Sequence[int], stage_strides: Sequence[int]) -> None:
+        """Publishes channels and strides (one entry a stage) and freezes; the last line of a subclass's init."""
+        self.out_channels = tuple(stage_channels[i] for i in self.out_indices)
+        self.out_strides = tuple(stage_strides[i] for i in self.out_indices)
+        self._freeze()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Image (B, in_channels, H, W) -> the maps of ``out_indices``, (B, C, ceil(H / stride), ceil(W / stride)).
+
+        Raises:
+            TypeError: an input that is no floating-point tensor.
+            ValueError: an input that is empty or has other channels.
+        """
+        check_map('x', x, self.in_channels)
+        x = self.stem(x)
+        outs = []
+        for index, stage in enumerate(self.stages):
+            for block in stage:
+                if self.with_cp and x.requires_grad:
+                    x = cp.checkpoint(block, x, use_reentrant=False)
+                else:
+                    x = block(x)
+            if index in self.out_indices:
+                outs.append(x)
+        return tuple(outs)
+
+    def train(self, mode: bool = True) -> Backbone:
+        super().train(mode)
+        self._freeze()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
+        """Depth of a parameter for layer-wise learning rate decay.
+
+        Args:
+            param_name: full name of the parameter.
+            prefix: prefix of this backbone's parameters in the name, such as ``backbone.``.
+
+        Returns:
+            The layer (0 for the stem, then one a block; the last for what is not of this backbone) and their number.
+        """
+        num_layers = sum(len(stage) for stage in self.stages) + 2
+        if not param_name.startswith(prefix):
+            return num_layers - 1, num_layers
+        parts = param_name[len(prefix) :].split('.')
+        if parts[0] == 'stem':
+            return 0, num_layers
+        if parts[0] != 'stages':
+            return num_layers - 1, num_layers
+        before = sum(len(stage) for stage in self.stages[: int(parts[1])])
+        return 1 + before + int(parts[2]), num_layers
+
+    def _freeze(self) -> None:
+        frozen: list[nn.Module] = [] if self.frozen_stages < 0 else [self.stem, *self.stages[: self.frozen_stages]]
+        for part in frozen:
+            part.eval()
+            part.requires_grad_(False)
+
+    def _drop_unbuilt_stages(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        for index in range(self.last_stage + 1, self.num_stages):
+            for name in [k for k in state_dict if k.startswith(f'{prefix}stages.{index}.')]:
+                del state_dict[name]
+
+
+def resolve_arch(arch: str | Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings of a named architecture, or a dict that is checked for the same keys.
+
+    Raises:
+        TypeError: neither a name nor a dict.
+        ValueError: an unknown name; missing or unknown keys.
+    """
+    if isinstance(arch, str):
+        if arch not in settings:
+            raise ValueError(f'arch must be a dict or one of {tuple(settings)}, got {arch!r}')
+        return dict(settings[arch])
+    if not isinstance(arch, Mapping):
+        raise TypeError(f'arch must be a name or a dict, got {type(arch).__name__}')
+    keys = set(next(iter(settings.values())))
+    if set(arch) != keys:
+        raise ValueError(f'arch must have the keys {sorted(keys)}, got {sorted(arch)}')
+    return dict(arch)
+
+
+def resolve_out_indices(out_indices: int | Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Sorted, non-negative stage indices; the argument is left as it is.
+
+    Raises:
+        TypeError: neither an int nor a sequence of ints.
+        ValueError: none, an index out of range, or one that stands twice.
+    """
+    single = isinstance(out_indices, int)
+    indices = [out_indices] if single else list(out_indices) if isinstance(out_indices, Sequence) else None
+    if indices is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in indices):
+        raise TypeError(f'out_indices must be an int or a sequence of ints, got {out_indices!r}')
+    if not all(-num_stages <= i < num_stages for i in indices):
+        raise ValueError(f'out_indices must be in [{-num_stages}, {num_stages - 1}], got {out_indices!r}')
+    resolved = sorted({i % num_stages for i in indices})
+    if not resolved or len(resolved) != len(indices):
+        raise ValueError(f'out_indices must name at least one stage, and each once; got {out_indices!r}')
+    return tuple(resolved)

@@ -1,0 +1,3 @@
+from mmkron.models.necks.pooling import GlobalAveragePoolingDropout
+
+__all__ = ['GlobalAveragePoolingDropout']

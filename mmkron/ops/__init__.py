@@ -1,0 +1,25 @@
+"""The operators as functions on tensors. This package needs nothing but torch."""
+
+from mmkron.ops.kronecker import (
+    CoefficientBN,
+    attend,
+    axis_means,
+    dense_attention,
+    kronecker_attention_kv,
+    kronecker_attention_qkv,
+    outer_sum,
+    pool_context,
+    pooled_attention,
+)
+
+__all__ = [
+    'CoefficientBN',
+    'attend',
+    'axis_means',
+    'dense_attention',
+    'kronecker_attention_kv',
+    'kronecker_attention_qkv',
+    'outer_sum',
+    'pool_context',
+    'pooled_attention',
+]

@@ -1,0 +1,331 @@
+"""Kronecker attention on feature maps, with the dense and the pooled attention it is compared with.
+
+Source: Gao, Wang and Ji, Kronecker Attention Networks, KDD 2020 (arXiv 2007.08442), section 3.4.
+
+All four operators share one core, :func:`attend`, and differ in what they hand it as query, key and value:
+
+========== ============================ =========================== =========================
+operator   query                        key and value               coefficients
+========== ============================ =========================== =========================
+dense      every position, ``H W``      every position, ``H' W'``   ``H W x H' W'``
+pooled     every position               2 x 2 max pooled positions  ``H W x H' W' / 4``
+KV         every position               row and column means        ``H W x (H' + W')``
+QKV        row and column means         row and column means        ``(H + W) x (H' + W')``
+========== ============================ =========================== =========================
+
+Section 2 of the paper defines the coefficients by the plain inner product, so ``scale`` is 1 unless it is given.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NORMS = ('softmax', 'bn_softmax', 'bn')
+
+# From this many keys on, torch's tiled attention beats the two plain products (benchmarks/README.md).
+TILED_MIN_KEYS = 512
+
+
+class CoefficientBN(NamedTuple):
+    """Batch normalisation of the coefficients, as one channel; fields as in :func:`torch.nn.functional.batch_norm`.
+
+    Args:
+        weight: scale of shape (1,), or None for 1.
+        bias: shift of shape (1,), or None for 0. Softmax cancels it, so only ``norm='bn'`` reads it.
+        running_mean: buffer of shape (1,) that training updates in place, or None.
+        running_var: buffer of shape (1,) that training updates in place and evaluation reads, or None.
+        training: normalise with the statistics of this batch.
+        momentum: weight of this batch in the running statistics.
+        eps: added to the variance.
+    """
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    training: bool = True
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    norm: str = 'softmax',
+    scale: float = 1.0,
+    bn: CoefficientBN | None = None,
+) -> Tensor:
+    """Attention of every position to every position (the non-local operator, section 2.2).
+
+    Args:
+        query: map (B, C, H, W).
+        key: map (B, C, H', W'); the query by default.
+        value: map (B, Cv, H', W'); the query by default.
+        norm: how the coefficients are normalised: ``softmax`` over the keys, ``bn_softmax`` (batch normalisation of
+            the coefficients as one channel, then softmax), or ``bn`` (batch normalisation alone).
+        scale: factor on the coefficients before they are normalised.
+        bn: parameters and statistics of the batch normalisation; batch statistics without parameters by default.
+
+    Returns:
+        Map (B, Cv, H, W).
+
+    Raises:
+        TypeError: an input that is no floating-point tensor.
+        ValueError: inputs that are not maps, are empty or do not fit each other; an unknown ``norm``.
+    """
+    key, value = _check_maps(query, key, value)
+    out = attend(query.flatten(2), key.flatten(2), value.flatten(2), norm, scale, bn)
+    return out.unflatten(2, query.shape[2:])
+
+
+def pooled_attention(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    norm: str = 'softmax',
+    scale: float = 1.0,
+    bn: CoefficientBN | None = None,
+) -> Tensor:
+    """:func:`dense_attention` whose key and value are 2 x 2 max pooled (the subsampled non-local operator).
+
+    Odd maps are pooled with a last partial window, so that every position counts. Arguments, shapes and errors are
+    those of :func:`dense_attention`.
+    """
+    key, value = _check_maps(query, key, value)
+    out = attend(query.flatten(2), pool_context(key), pool_context(value), norm, scale, bn)
+    return out.unflatten(2, query.shape[2:])
+
+
+def kronecker_attention_kv(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    norm: str = 'softmax',
+    scale: float = 1.0,
+    bn: CoefficientBN | None = None,
+) -> Tensor:
+    """KAO_KV: every position attends to the row and column means, ``O = C softmax(C^T X)``.
+
+    Cost H W (H' + W') (C + Cv) multiply-adds. Arguments, shapes and errors are those of :func:`dense_attention`.
+    """
+    key, value = _check_maps(query, key, value)
+    key_means = axis_means(key)
+    value_means = key_means if value is key else axis_means(value)
+    out = attend(query.flatten(2), key_means, value_means, norm, scale, bn)
+    return out.unflatten(2, query.shape[2:])
+
+
+def kronecker_attention_qkv(
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    norm: str = 'softmax',
+    scale: float = 1.0,
+    bn: CoefficientBN | None = None,
+) -> Tensor:
+    """KAO_QKV: the means attend to the means, ``[H~, L~] = C softmax(C^T C)``; the output is their outer sum.
+
+    Cost (H + W) (H' + W') (C + Cv) multiply-adds. Every channel of the output is a row term plus a column term.
+    Arguments, shapes and errors are those of :func:`dense_attention`.
+    """
+    key, value = _check_maps(query, key, value)
+    query_means = axis_means(query)
+    key_means = query_means if key is query else axis_means(key)
+    value_means = key_means if value is key else axis_means(value)
+    out = attend(query_means, key_means, value_means, norm, scale, bn)
+    return outer_sum(out, query.shape[2:])
+
+
+def axis_means(x: Tensor) -> Tensor:
+    """``C = [H^T, L^T]``: the mean over the rows, then the mean over the columns.
+
+    Args:
+        x: map (B, C, H, W).
+
+    Returns:
+        (B, C, W + H): W means over the height, then H means over the width.
+    """
+    return torch.cat([x.mean(2), x.mean(3)], 2)
+
+
+def pool_context(x: Tensor) -> Tensor:
+    """2 x 2 max pooling with a last partial window: map (B, C, H, W) -> (B, C, ceil(H / 2) * ceil(W / 2))."""
+    return F.max_pool2d(x, 2, ceil_mode=True).flatten(2)
+
+
+def outer_sum(y: Tensor, size: tuple[int, int]) -> Tensor:
+    """Outer sum of the two parts of ``y``, ordered as :func:`axis_means` orders them.
+
+    Args:
+        y: (B, C, W + H).
+        size: (H, W).
+
+    Returns:
+        Map (B, C, H, W) with ``out[..., i, j] = y[..., W + i] + y[..., j]``.
+    """
+    width = size[1]
+    return y[:, :, None, :width] + y[:, :, width:, None]
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    norm: str = 'softmax',
+    scale: float = 1.0,
+    bn: CoefficientBN | None = None,
+) -> Tensor:
+    """``O = V norm(scale * K^T Q)`` (equation 1), the core of the four operators; :func:`attend_plain` defines it.
+
+    Batch normalisation before softmax acts only through its scale, because softmax cancels a shift, and the scale
+    can be applied to the keys. The variance that it needs follows from second moments of the columns, at a cost of
+    (n + m) d^2; so where the keys outnumber the channels the coefficients are never normalised in memory. Without
+    softmax the product is linear and ``(V K^T) Q`` needs no coefficients at all.
+
+    Args:
+        query: n columns, (B, d, n).
+        key: m columns, (B, d, m).
+        value: m columns, (B, p, m).
+        norm, scale, bn: as in :func:`dense_attention`.
+
+    Returns:
+        (B, p, n).
+    """
+    if norm not in NORMS:
+        raise ValueError(f'norm must be one of {NORMS}, got {norm!r}')
+    if norm == 'softmax':
+        return _softmax_attend(query, key if scale == 1.0 else key * scale, value)
+
+    bn = CoefficientBN() if bn is None else bn
+    use_batch = bn.training or bn.running_var is None
+    if use_batch and key.shape[2] <= 2 * key.shape[1]:
+        return attend_plain(query, key, value, norm, scale, bn)
+
+    if use_batch:
+        mean, var = coefficient_moments(query, key, scale)
+        _update_running(bn, mean, var, query.shape[0] * query.shape[2] * key.shape[2])
+    else:
+        mean, var = bn.running_mean, bn.running_var
+    gain = torch.rsqrt(var + bn.eps)
+    if bn.weight is not None:
+        gain = gain * bn.weight
+    if norm == 'bn_softmax':
+        return _softmax_attend(query, key * (gain * scale).to(key.dtype), value)
+
+    shift = -gain * mean if bn.bias is None else bn.bias - gain * mean
+    linear = torch.bmm(value, key.transpose(1, 2)) * (gain * scale).to(key.dtype)
+    return torch.bmm(linear, query) + shift.to(value.dtype) * value.sum(2, keepdim=True)
+
+
+def attend_plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    norm: str = 'softmax',
+    scale: float = 1.0,
+    bn: CoefficientBN | None = None,
+) -> Tensor:
+    """The definition of :func:`attend`, with the coefficients (B, m, n) in memory."""
+    if norm == 'softmax':
+        return torch.bmm(value, torch.softmax(torch.bmm(key.transpose(1, 2), query) * scale, 1))
+    bn = CoefficientBN() if bn is None else bn
+    use_batch = bn.training or bn.running_var is None
+    # Unnormalised coefficients may leave the range of half precision.
+    with torch.autocast(query.device.type, enabled=False):
+        coefficients = torch.bmm(_full(key).transpose(1, 2), _full(query)) * scale
+        coefficients = F.batch_norm(
+            coefficients[:, None], bn.running_mean, bn.running_var, bn.weight, bn.bias, use_batch, bn.momentum, bn.eps
+        )[:, 0]
+    if norm == 'bn_softmax':
+        coefficients = torch.softmax(coefficients, 1)
+    return torch.bmm(value, coefficients.to(value.dtype))
+
+
+def coefficient_moments(query: Tensor, key: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of all coefficients ``scale * K^T Q`` of a batch, without the coefficients.
+
+    With the keys centred per sample, the variance is the mean over the samples of ``<Cov(K), Q Q^T / n>`` (within a
+    query) plus the variance of ``mean(K) . q`` (between queries); both terms are sums of squares, so nothing cancels.
+
+    Args:
+        query: (B, d, n).
+        key: (B, d, m).
+        scale: factor on the coefficients.
+
+    Returns:
+        Two tensors of shape (1,), in float32 or wider.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        query, key = _full(query), _full(key)
+        key_mean = key.mean(2, keepdim=True)
+        centred = key - key_mean
+        key_cov = torch.bmm(centred, centred.transpose(1, 2)) / key.shape[2]
+        query_moment = torch.bmm(query, query.transpose(1, 2)) / query.shape[2]
+        per_query = torch.bmm(key_mean.transpose(1, 2), query)
+        within = (key_cov * query_moment).sum() / query.shape[0]
+        var = within + per_query.var(unbiased=False)
+        return (scale * per_query.mean()).reshape(1), (scale**2 * var).reshape(1)
+
+
+def _update_running(bn: CoefficientBN, mean: Tensor, var: Tensor, count: int) -> None:
+    if bn.running_var is None or not bn.training:
+        return
+    with torch.no_grad():
+        bn.running_mean.lerp_(mean.to(bn.running_mean.dtype), bn.momentum)
+        bn.running_var.lerp_((var * (count / (count - 1))).to(bn.running_var.dtype), bn.momentum)
+
+
+def _softmax_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    # A traced graph gets the two products: cost counters and exporters know them, and their sizes stay free.
+    if not _is_exporting() and key.shape[2] >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
+        query, key, value = (x.transpose(1, 2).contiguous()[:, None] for x in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value, scale=1.0)[:, 0].transpose(1, 2)
+    return torch.bmm(value, _softmax_over_keys(torch.bmm(key.transpose(1, 2), query)))
+
+
+def _softmax_over_keys(coefficients: Tensor) -> Tensor:
+    # Without a graph the buffer is reused: half the memory, and on the CPU up to twice as fast.
+    plain = coefficients.requires_grad or coefficients.device.type != 'cpu' or torch.is_autocast_enabled('cpu')
+    if plain or _is_exporting() or torch.compiler.is_compiling():
+        return torch.softmax(coefficients, 1)
+    return torch.softmax(coefficients, 1, out=coefficients)
+
+
+def _is_exporting() -> bool:
+    return torch.jit.is_tracing() or getattr(torch.compiler, 'is_exporting', bool)()
+
+
+def _full(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def check_map(name: str, x: Tensor, channels: int | None = None, batch: int | None = None) -> None:
+    """Raises TypeError or ValueError, naming ``name``, unless ``x`` is a non-empty floating-point map (B, C, H, W)."""
+    if torch.jit.is_tracing():
+        return
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
+    if x.dim() != 4 or 0 in x.shape:
+        raise ValueError(f'{name} must be a map (B, C, H, W) with no empty dimension, got shape {tuple(x.shape)}')
+    if channels is not None and x.shape[1] != channels:
+        raise ValueError(f'{name} must have {channels} channels, got shape {tuple(x.shape)}')
+    if batch is not None and x.shape[0] != batch:
+        raise ValueError(f'{name} must have batch size {batch}, got shape {tuple(x.shape)}')
+
+
+def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Fills in the defaults and raises on maps that do not fit each other."""
+    key = query if key is None else key
+    value = query if value is None else value
+    check_map('query', query)
+    check_map('key', key, query.shape[1], query.shape[0])
+    check_map('value', value, batch=query.shape[0])
+    if not torch.jit.is_tracing() and key.shape[2:] != value.shape[2:]:
+        raise ValueError(f'key and value must have equal map sizes, got {tuple(key.shape)} and {tuple(value.shape)}')
+    return key, value
