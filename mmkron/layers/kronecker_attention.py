@@ -121,7 +121,7 @@ class KroneckerAttention2d(BaseModule):
         out = attend(
             self.query_map(query), self.key_map(keys), self.value_map(keys), self.norm, self.scale, self._bn_state()
         )
-        out = outer_sum(out, x.shape[2:]) if reduce_query is axis_means else out.unflatten(2, x.shape[2:])
+        out = outer_sum(out, x.shape[2:]) if reduce_query is axis_means else out.reshape(*out.shape[:2], *x.shape[2:])
         return out + x if self.residual else out
 
     def _bn_state(self) -> CoefficientBN | None:

@@ -26,8 +26,10 @@ from torch import Tensor
 
 NORMS = ('softmax', 'bn_softmax', 'bn')
 
-# From this many keys on, torch's tiled attention beats the two plain products (benchmarks/README.md).
+# Sizes where another form gets faster, measured by benchmarks/kronecker.py: from this many keys on, torch's tiled
+# attention; from this many coefficients a sample on, coefficients with one row a query.
 TILED_MIN_KEYS = 512
+ROWWISE_MIN_COEFFICIENTS = 2**18
 
 
 class CoefficientBN(NamedTuple):
@@ -80,7 +82,7 @@ def dense_attention(
     """
     key, value = _check_maps(query, key, value)
     out = attend(query.flatten(2), key.flatten(2), value.flatten(2), norm, scale, bn)
-    return out.unflatten(2, query.shape[2:])
+    return out.reshape(*out.shape[:2], *query.shape[2:])
 
 
 def pooled_attention(
@@ -98,7 +100,7 @@ def pooled_attention(
     """
     key, value = _check_maps(query, key, value)
     out = attend(query.flatten(2), pool_context(key), pool_context(value), norm, scale, bn)
-    return out.unflatten(2, query.shape[2:])
+    return out.reshape(*out.shape[:2], *query.shape[2:])
 
 
 def kronecker_attention_kv(
@@ -117,7 +119,7 @@ def kronecker_attention_kv(
     key_means = axis_means(key)
     value_means = key_means if value is key else axis_means(value)
     out = attend(query.flatten(2), key_means, value_means, norm, scale, bn)
-    return out.unflatten(2, query.shape[2:])
+    return out.reshape(*out.shape[:2], *query.shape[2:])
 
 
 def kronecker_attention_qkv(
@@ -281,19 +283,25 @@ def _update_running(bn: CoefficientBN, mean: Tensor, var: Tensor, count: int) ->
 
 
 def _softmax_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    keys = key.shape[2]
     # A traced graph gets the two products: cost counters and exporters know them, and their sizes stay free.
-    if not _is_exporting() and key.shape[2] >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
+    if not _is_exporting() and keys >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
         query, key, value = (x.transpose(1, 2).contiguous()[:, None] for x in (query, key, value))
         return F.scaled_dot_product_attention(query, key, value, scale=1.0)[:, 0].transpose(1, 2)
-    return torch.bmm(value, _softmax_over_keys(torch.bmm(key.transpose(1, 2), query)))
+    if not _reuses_buffers(query, key):
+        return torch.bmm(value, torch.softmax(torch.bmm(key.transpose(1, 2), query), 1))
+    if keys * query.shape[2] >= ROWWISE_MIN_COEFFICIENTS:
+        coefficients = torch.bmm(query.transpose(1, 2), key)
+        return torch.bmm(value, torch.softmax(coefficients, 2, out=coefficients).transpose(1, 2))
+    coefficients = torch.bmm(key.transpose(1, 2), query)
+    return torch.bmm(value, torch.softmax(coefficients, 1, out=coefficients))
 
 
-def _softmax_over_keys(coefficients: Tensor) -> Tensor:
-    # Without a graph the buffer is reused: half the memory, and on the CPU up to twice as fast.
-    plain = coefficients.requires_grad or coefficients.device.type != 'cpu' or torch.is_autocast_enabled('cpu')
-    if plain or _is_exporting() or torch.compiler.is_compiling():
-        return torch.softmax(coefficients, 1)
-    return torch.softmax(coefficients, 1, out=coefficients)
+def _reuses_buffers(query: Tensor, key: Tensor) -> bool:
+    """Whether softmax may write over its input: half the memory, and on the CPU up to twice as fast."""
+    graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    traced = _is_exporting() or torch.compiler.is_compiling()
+    return query.device.type == 'cpu' and not (graph or traced or torch.is_autocast_enabled('cpu'))
 
 
 def _is_exporting() -> bool:

@@ -18,7 +18,7 @@ from mmkron.ops import (
     outer_sum,
     pooled_attention,
 )
-from mmkron.ops.kronecker import TILED_MIN_KEYS, attend_plain, coefficient_moments
+from mmkron.ops.kronecker import ROWWISE_MIN_COEFFICIENTS, TILED_MIN_KEYS, attend_plain, coefficient_moments
 
 OPERATORS = {
     'dense': dense_attention,
@@ -120,10 +120,18 @@ class TestOperators:
         torch.testing.assert_close(OPERATORS[kind](query, key, value, norm=norm), expected, rtol=1e-9, atol=1e-9)
 
     def test_feature_large(self, kind):
-        """A map with so many positions that the tiled form is taken."""
-        x = maps(2, 3, 47, 45)
-        assert x[0, 0].numel() / 4 > TILED_MIN_KEYS
+        """A map so large that dense and pooled attention take the tiled form, and KV the row-wise one."""
+        x = maps(1, 3, 57, 60)
+        positions = 57 * 60
+        assert positions / 4 >= TILED_MIN_KEYS
+        assert positions * (57 + 60) >= ROWWISE_MIN_COEFFICIENTS
         torch.testing.assert_close(OPERATORS[kind](x), numpy_attention(kind, x, x, x), rtol=1e-9, atol=1e-9)
+
+    def test_feature_with_and_without_graph(self, kind):
+        """Without a graph the buffers are reused; the values stay."""
+        for size in ((5, 7), (57, 60)):
+            x = maps(1, 3, *size)
+            torch.testing.assert_close(OPERATORS[kind](x.clone().requires_grad_()).detach(), OPERATORS[kind](x))
 
     @pytest.mark.parametrize('norm', NORMS)
     def test_gradcheck(self, kind, norm):
@@ -234,10 +242,18 @@ class TestCoefficientBN:
 
     @settings(max_examples=40, deadline=None)
     @given(
-        st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.integers(2, 9), st.integers(0, 1000), st.floats(-3, 3)
+        st.integers(1, 3),
+        st.integers(1, 5),
+        st.integers(2, 9),
+        st.integers(2, 9),
+        st.integers(0, 1000),
+        st.floats(-3, 3),
     )
     def test_moments(self, batch, channels, queries, keys, seed, shift):
-        query, key = maps(batch, channels, queries, seed=seed) + shift, maps(batch, channels, keys, seed=seed + 1) - shift
+        query, key = (
+            maps(batch, channels, queries, seed=seed) + shift,
+            maps(batch, channels, keys, seed=seed + 1) - shift,
+        )
         coefficients = 0.7 * key.mT @ query
         mean, var = coefficient_moments(query, key, 0.7)
         torch.testing.assert_close(mean, coefficients.mean().view(1))

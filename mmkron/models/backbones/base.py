@@ -70,10 +70,8 @@ class Backbone(BaseModule):
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
-                if self.with_cp and x.requires_grad:
-                    x = cp.checkpoint(block, x, use_reentrant=False)
-                else:
-                    x = block(x)
+                recompute = self.with_cp and x.requires_grad
+                x = cp.checkpoint(block, x, use_reentrant=False) if recompute else block(x)
             if index in self.out_indices:
                 outs.append(x)
         return tuple(outs)

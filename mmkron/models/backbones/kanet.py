@@ -47,7 +47,7 @@ def _exchange(layout: Sequence[tuple], modules: Mapping[str, str]) -> tuple[tupl
     return tuple((modules.get(module, module), *rest) for module, *rest in layout)
 
 
-ALL_BASE = {module: 'Base' for module in MODULES}
+ALL_BASE = dict.fromkeys(MODULES, 'Base')
 WITHOUT_SKIPS = {'BaseSkip': 'Base', 'AttnSkip': 'Attn'}
 WITHOUT_ATTENTION = {'Attn': 'Base', 'AttnSkip': 'Base'}
 

@@ -1,0 +1,1 @@
+"""Launching: what ``tools/train.py`` and ``tools/test.py`` call. Imports no host library."""

@@ -1,0 +1,386 @@
+"""Training and testing for configs of all three host libraries; ``tools/train.py`` and ``tools/test.py`` call it.
+
+The config's ``default_scope`` decides what the host's own scripts would do: ``mmpretrain``, ``mmseg`` or ``mmdet``.
+"""
+
+import os
+import os.path as osp
+import pickle
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from mmengine.config import Config, ConfigDict
+from mmengine.device import get_device
+from mmengine.logging import HistoryBuffer
+from mmengine.registry import RUNNERS, DefaultScope
+from mmengine.runner import Runner
+from mmengine.utils import digit_version
+
+from .data_check import describe_missing, find_missing, leaf_datasets, type_name
+
+HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
+_CPU_DEVICES = ('cpu', 'mps')  # where MMEngine has no process group and no AMP
+
+
+class LaunchError(ValueError):
+    """A mistake of the caller that one message explains; the command line shows it without a traceback."""
+
+
+def main(run: Callable[[Namespace], Any], args: Namespace) -> None:
+    """Calls ``run(args)`` as a program: a :class:`LaunchError` ends it with its message and exit code 1.
+
+    Of several processes on a machine only the first one speaks.
+    """
+    try:
+        run(args)
+    except LaunchError as error:
+        if _local_rank(args) != 0:
+            time.sleep(3)  # the starter ends all processes with the first one, so that one has to be the speaker
+            raise SystemExit(1) from None
+        raise SystemExit(f'error: {error}') from None
+
+
+def train(args: Namespace) -> Runner:
+    """Trains what ``args.config`` describes.
+
+    Args:
+        args: As parsed by ``tools/train.py``.
+
+    Returns:
+        The runner after the last epoch.
+
+    Raises:
+        LaunchError: An argument does not fit the config, or a file, data or a package is missing.
+    """
+    cfg = merge_train_args(load_config(args.config), args)
+    if args.amp and get_device() in _CPU_DEVICES:
+        raise LaunchError(f'--amp needs a CUDA, NPU, MLU or MUSA device, which MMEngine requires for '
+                          f'AmpOptimWrapper; found only {get_device()!r}')
+    check_data(cfg, args.config, ('train', 'val'))
+    with _environment(cfg, args):
+        runner = build_runner(cfg)
+        runner.train()
+    return runner
+
+
+def test(args: Namespace) -> dict:
+    """Tests ``args.checkpoint`` with ``args.config``.
+
+    Args:
+        args: As parsed by ``tools/test.py``.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        LaunchError: An argument does not fit the config, or a file, data or a package is missing.
+    """
+    cfg = merge_test_args(load_config(args.config), args)
+    check_data(cfg, args.config, ('test',))
+    with _environment(cfg, args):
+        return build_runner(cfg).test()
+
+
+# ------------------------------------------------------------------------------------------ config and arguments
+
+
+def load_config(path: str) -> Config:
+    """Reads a config file.
+
+    Raises:
+        LaunchError: ``path``, or a file that it is based on, is missing or of no known type, or imports what is
+            not installed.
+    """
+    if not osp.isfile(path):
+        raise LaunchError(f'config is not a file: {path!r} (looked for {osp.abspath(path)})')
+    try:
+        return Config.fromfile(path)
+    except (OSError, ImportError) as error:
+        raise LaunchError(f'config {path!r} cannot be read: {error}') from error
+
+
+def merge_train_args(cfg: Config, args: Namespace) -> Config:
+    """Puts the arguments of ``tools/train.py`` into ``cfg``, which is changed and returned.
+
+    Raises:
+        LaunchError: An argument asks for what ``cfg`` cannot do.
+    """
+    _merge_common_args(cfg, args)
+    if args.no_validate:
+        cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
+    if args.amp:
+        wrapper = cfg.get('optim_wrapper')
+        name = None if wrapper is None else type_name(wrapper) or 'OptimWrapper'
+        if name not in ('OptimWrapper', 'AmpOptimWrapper'):
+            raise LaunchError(f"--amp needs optim_wrapper.type 'OptimWrapper' or 'AmpOptimWrapper', got {name!r}")
+        wrapper.type = 'AmpOptimWrapper'
+        wrapper.setdefault('loss_scale', 'dynamic')
+    if args.auto_scale_lr:
+        if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
+            raise LaunchError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config: the batch size over '
+                              'all processes that its learning rate is meant for')
+        cfg.auto_scale_lr.enable = True
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else _checkpoint(args.resume, '--resume')
+    return cfg
+
+
+def merge_test_args(cfg: Config, args: Namespace) -> Config:
+    """Puts the arguments of ``tools/test.py`` into ``cfg``, which is changed and returned.
+
+    Raises:
+        LaunchError: An argument asks for what ``cfg`` cannot do, or the checkpoint is missing.
+    """
+    _merge_common_args(cfg, args)
+    lacking = [key for key in ('test_dataloader', 'test_evaluator', 'test_cfg') if cfg.get(key) is None]
+    if lacking:
+        raise LaunchError(f'config {args.config!r} is not made for testing: it lacks {", ".join(lacking)}')
+    cfg.load_from = _checkpoint(args.checkpoint, 'checkpoint')
+    cfg.resume = False
+    if args.show or args.show_dir is not None:
+        _show(cfg, args)
+    if args.tta:
+        _test_time_augmentation(cfg)
+    if args.out is not None:
+        _keep_predictions(cfg, args.out)
+    return cfg
+
+
+def _merge_common_args(cfg: Config, args: Namespace) -> None:
+    if args.cfg_options is not None:
+        try:
+            cfg.merge_from_dict(args.cfg_options)
+        except (KeyError, TypeError) as error:
+            raise LaunchError(f'--cfg-options does not fit the config: {error}') from error
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = osp.join('work_dirs', osp.splitext(osp.basename(args.config))[0])
+    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        loader = cfg.get(name)
+        if loader is None:
+            continue
+        if cfg.get('default_scope') == 'mmpretrain':
+            loader.setdefault('collate_fn', dict(type='default_collate'))
+            loader.setdefault('persistent_workers', True)
+            loader.setdefault('pin_memory', torch.cuda.is_available())
+        if not loader.get('num_workers'):
+            loader.persistent_workers = False  # PyTorch refuses it without workers
+
+
+def _checkpoint(path: str, argument: str) -> str:
+    if '://' not in path and not osp.isfile(path):
+        raise LaunchError(f'{argument} is not a file: {path!r} (looked for {osp.abspath(path)})')
+    return path
+
+
+def _show(cfg: Config, args: Namespace) -> None:
+    scope = cfg.get('default_scope')
+    kind = {'mmseg': 'SegVisualizationHook', 'mmdet': 'DetVisualizationHook'}.get(scope, 'VisualizationHook')
+    hook = (cfg.get('default_hooks') or {}).get('visualization')
+    if hook is None:
+        raise LaunchError(f"--show and --show-dir need default_hooks.visualization=dict(type='{kind}') in the config")
+    if scope in ('mmseg', 'mmdet'):
+        hook.draw = True
+        if args.show:
+            hook.update(show=True, wait_time=args.wait_time)
+        if args.show_dir is not None and scope == 'mmdet':
+            hook.test_out_dir = args.show_dir
+        elif args.show_dir is not None:
+            if cfg.get('visualizer') is None:
+                raise LaunchError("--show-dir needs visualizer=dict(type='SegLocalVisualizer', vis_backends=...) in "
+                                  'the config')
+            cfg.visualizer.save_dir = args.show_dir
+            hook.setdefault('interval', 1)  # the hook's own default shows one image in 50
+    elif args.tta:
+        raise LaunchError("--show and --show-dir do not go with --tta here: MMPretrain's hook draws a single view")
+    else:
+        hook.update(enable=True, show=args.show, wait_time=args.wait_time, out_dir=args.show_dir, interval=1)
+
+
+def _test_time_augmentation(cfg: Config) -> None:
+    scope = cfg.get('default_scope')
+    leaves = [dataset for _, dataset in leaf_datasets(cfg.test_dataloader.get('dataset'), 'test_dataloader.dataset')]
+    pipeline = next((leaf.pipeline for leaf in leaves if leaf.get('pipeline')), None)
+    if cfg.get('tta_model') is None:
+        if scope == 'mmpretrain':
+            cfg.tta_model = dict(type='mmpretrain.AverageClsScoreTTA')
+        elif scope == 'mmdet':
+            nms = dict(type='nms', iou_threshold=0.5)
+            cfg.tta_model = dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
+        else:
+            raise LaunchError(f'--tta needs tta_model and tta_pipeline in a config of default_scope {scope!r}')
+    if cfg.get('tta_pipeline') is None:
+        if scope not in ('mmpretrain', 'mmdet') or pipeline is None:
+            raise LaunchError('--tta needs tta_pipeline in the config' if scope not in ('mmpretrain', 'mmdet') else
+                              '--tta needs tta_pipeline, or test_dataloader.dataset.pipeline to make it from')
+        last = deepcopy(pipeline[-1])
+        if scope == 'mmdet':  # merging turns the boxes back, so it has to know which image was flipped
+            last = dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
+                                                         'scale_factor', 'flip', 'flip_direction'))
+        flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+        cfg.tta_pipeline = [*deepcopy(pipeline[:-1]), dict(type='TestTimeAug', transforms=[flips, [last]])]
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    for leaf in leaves:
+        leaf.pipeline = deepcopy(cfg.tta_pipeline)
+
+
+def _keep_predictions(cfg: Config, out: str) -> None:
+    evaluator = cfg.test_evaluator
+    nested = isinstance(evaluator, dict) and 'metrics' in evaluator
+    metrics = evaluator.metrics if nested else evaluator
+    metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    if cfg.get('default_scope') == 'mmseg':
+        # One metric writes: two of them would write the same file names, maybe with other label ids.
+        writer = next((m for m in metrics if type_name(m) in ('IoUMetric', 'CityscapesMetric')), metrics[0])
+        writer.update(output_dir=out, keep_results=True)
+        return
+    if not out.endswith(('.pkl', '.pickle')):
+        raise LaunchError(f'--out must end in .pkl or .pickle, got {out!r}')
+    dump = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+    metrics.append(dict(type=dump, out_file_path=out))
+    if nested:
+        evaluator.metrics = metrics
+    else:
+        cfg.test_evaluator = metrics
+
+
+# ------------------------------------------------------------------------------------------------------ checks
+
+
+def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
+    """Raises LaunchError with one message when data that the ``splits`` of ``cfg`` read is not on disk."""
+    missing = find_missing(cfg, splits)
+    if missing:
+        raise LaunchError(describe_missing(missing, config))
+
+
+def check_hosts(cfg: Config) -> None:
+    """Imports the host libraries that ``cfg`` names, by ``default_scope`` or as a prefix of a ``type``.
+
+    Raises:
+        LaunchError: One of them, or something that it needs, cannot be imported.
+    """
+    for host in sorted(_scopes(cfg.to_dict()) | {cfg.get('default_scope')} & set(HOSTS)):
+        try:
+            import_module(f'{host}.models')
+        except (ImportError, AssertionError) as error:  # they assert the versions that they work with
+            hint = "pip install 'mmkron[openmmlab]' brings all three host libraries"
+            if 'mmcv._ext' in str(error) or 'mmcv.ops' in str(error):
+                hint = ('mmcv-lite has no compiled operators: remove it and install mmcv; the README says how it is '
+                        'compiled')
+            raise LaunchError(f'this config needs {host}, which cannot be imported: {error}\n{hint} '
+                              '(make test sets up a complete environment)') from error
+
+
+def _scopes(node: Any) -> set:
+    if isinstance(node, dict):
+        kind = node.get('type')
+        own = {kind.split('.')[0]} & set(HOSTS) if isinstance(kind, str) and '.' in kind else set()
+        return own.union(*map(_scopes, node.values()))
+    if isinstance(node, (list, tuple)):
+        return set().union(*map(_scopes, node))
+    return set()
+
+
+# ------------------------------------------------------------------------------------------------- environment
+
+
+def _history_attribute(owner: type, name: str) -> Any:
+    # Stands in for `getattr`, with which MMEngine's checkpoints name HistoryBuffer's statistics. The real one would
+    # open every attribute of every allowed object to a crafted file.
+    if owner is HistoryBuffer and name in ('min', 'max', 'current', 'mean'):
+        return getattr(owner, name)
+    raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not part of a checkpoint of MMEngine')
+
+
+def allow_checkpoint_globals() -> None:
+    """Lets ``torch.load`` with ``weights_only=True``, the default from PyTorch 2.6 on, read MMEngine's checkpoints.
+
+    Besides tensors they hold log histories and NumPy values. Anything else is still refused. Earlier versions of
+    PyTorch do not check what MMEngine loads; nothing changes there.
+    """
+    if digit_version(torch.__version__) < digit_version('2.6'):
+        return
+    reconstruct, scalar = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
+    allowed = [HistoryBuffer, np.ndarray, np.dtype, (_history_attribute, 'builtins.getattr')]
+    for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):  # NumPy 1, NumPy 2
+        allowed += [(reconstruct, f'{module}._reconstruct'), (scalar, f'{module}.scalar')]
+    allowed += sorted({type(np.dtype(code)) for code in '?bhilqBHILQefdSU'}, key=str)
+    torch.serialization.add_safe_globals(allowed)
+
+
+def init_cpu_group(cfg: Config) -> bool:
+    """Opens a gloo process group where there is no accelerator, since MMEngine always asks for a CUDA device.
+
+    ``cfg`` gets the gloo backend and, unless it has its own ``model_wrapper_cfg``, a wrapper without device ids.
+
+    Returns:
+        Whether a group was opened; the caller closes it.
+
+    Raises:
+        LaunchError: ``cfg.launcher`` is ``slurm`` or ``mpi``, which MMEngine runs on accelerators only.
+    """
+    if cfg.launcher == 'none' or get_device() not in _CPU_DEVICES:
+        return False
+    if cfg.launcher != 'pytorch':
+        raise LaunchError(f'--launcher {cfg.launcher} needs an accelerator; without one use tools/dist_train.sh or '
+                          'tools/dist_test.sh')
+    dist_cfg = cfg.setdefault('env_cfg', ConfigDict()).setdefault('dist_cfg', ConfigDict())
+    dist_cfg.backend = 'gloo'
+    if cfg.get('model_wrapper_cfg') is None:
+        cfg.model_wrapper_cfg = dict(
+            type='MMDistributedDataParallel',
+            device_ids=None,
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False))
+    timeout = {'timeout': timedelta(seconds=dist_cfg.timeout)} if dist_cfg.get('timeout') else {}
+    torch.distributed.init_process_group('gloo', **timeout)
+    return True
+
+
+def build_runner(cfg: Config) -> Runner:
+    """The runner that ``cfg`` describes, of class ``cfg.runner_type`` if that is set."""
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def _local_rank(args: Namespace) -> int:
+    names = {'slurm': 'SLURM_LOCALID', 'mpi': 'OMPI_COMM_WORLD_LOCAL_RANK'}
+    return int(os.environ.get(names.get(args.launcher, 'LOCAL_RANK'), args.local_rank))
+
+
+@contextmanager
+def _environment(cfg: Config, args: Namespace) -> Iterator[None]:
+    """What a run needs around it; leaves no default scope and no process group behind."""
+    if args.launcher == 'pytorch':
+        os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+        lacking = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
+        if lacking:
+            raise LaunchError(f'--launcher pytorch needs the environment of torch.distributed.run ({lacking[0]} is not '
+                              'set): start through tools/dist_train.sh or tools/dist_test.sh')
+    check_hosts(cfg)
+    allow_checkpoint_globals()
+    opened = init_cpu_group(cfg)
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
+            yield
+    except pickle.UnpicklingError as error:
+        if 'Weights only load failed' not in str(error):
+            raise
+        # The text of the outer error says how to turn the check off, which is no advice to pass on.
+        reason = str(error.__context__ or error).split(' Please use')[0].strip()
+        raise LaunchError(f"{cfg.load_from or 'the checkpoint'} is refused: it holds more than weights and MMEngine's "
+                          f'own records, and reading that could run code. {reason}') from error
+    finally:
+        if opened:
+            torch.distributed.destroy_process_group()

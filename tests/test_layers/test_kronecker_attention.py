@@ -1,0 +1,167 @@
+"""KroneckerAttention2d: the layer against its operator, where the maps act, and as a plug-in of the hosts' ResNets."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import build_plugin_layer
+
+from mmkron.layers import KroneckerAttention2d
+from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+
+OPERATORS = {
+    'kv': kronecker_attention_kv,
+    'qkv': kronecker_attention_qkv,
+    'dense': dense_attention,
+    'pooled': pooled_attention,
+}
+
+
+def build(*args, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    layer = KroneckerAttention2d(*args, **kwargs)
+    layer.init_weights()
+    return layer.double()
+
+
+def apply_map(conv, x):
+    return x if not hasattr(conv, 'weight') else F.conv2d(x, conv.weight[..., None])
+
+
+@pytest.mark.parametrize('mode', ['kv', 'qkv', 'dense'])
+@pytest.mark.parametrize('maps', ['', 'v', 'qk', 'qkv'])
+@pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
+def test_maps_commute_with_the_means(mode, maps, norm):
+    """A map on the columns equals the same map on every position, because a mean is linear too."""
+    layer = build(4, mode=mode, maps=maps, norm=norm, scale=0.5)
+    x, context = torch.randn(2, 4, 5, 7).double(), torch.randn(2, 4, 3, 6).double()
+    for source in (x, context):
+        query, key, value = (
+            apply_map(conv, y) for conv, y in ((layer.query_map, x), (layer.key_map, source), (layer.value_map, source))
+        )
+        expected = OPERATORS[mode](query, key, value, norm=norm, scale=0.5)
+        out = layer(x) if source is x else layer(x, context)
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_value_map_of_pooled_attention_follows_the_pooling():
+    layer = build(3, mode='pooled')
+    x = torch.randn(2, 3, 5, 6).double()
+    pooled = F.max_pool2d(x, 2, ceil_mode=True)
+    expected = dense_attention(x, pooled, apply_map(layer.value_map, pooled))
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_widths_and_context():
+    layer = build(4, mode='qkv', maps='qkv', key_channels=6, out_channels=5, context_channels=3)
+    x, context = torch.randn(2, 4, 5, 7).double(), torch.randn(2, 3, 4, 4).double()
+    assert layer.query_map.weight.shape == (6, 4, 1)
+    assert layer.key_map.weight.shape == (6, 3, 1)
+    assert layer.value_map.weight.shape == (5, 3, 1)
+    query, key, value = (
+        apply_map(m, y) for m, y in zip((layer.query_map, layer.key_map, layer.value_map), (x, context, context))
+    )
+    torch.testing.assert_close(layer(x, context), kronecker_attention_qkv(query, key, value))
+
+
+def test_residual():
+    layer = build(4)
+    x = torch.randn(2, 4, 5, 7).double()
+    with_residual = build(4, residual=True)
+    torch.testing.assert_close(with_residual(x), layer(x) + x)
+
+
+def test_batch_norm_state():
+    """Running statistics are those of nn.BatchNorm2d(1) on the coefficients; evaluation uses them."""
+    layer = build(4, norm='bn_softmax', maps='')
+    with torch.no_grad():
+        layer.coefficient_bn.weight.fill_(1.5)
+    reference = torch.nn.BatchNorm2d(1).double()
+    reference.weight.data.fill_(1.5)
+    for seed in range(3):
+        x = torch.randn(2, 4, 5, 7, generator=torch.Generator().manual_seed(seed)).double()
+        means = torch.cat([x.mean(2), x.mean(3)], 2)
+        layer.train(), reference.train()
+        layer(x), reference((means.mT @ x.flatten(2))[:, None])
+    torch.testing.assert_close(layer.coefficient_bn.running_var, reference.running_var)
+    torch.testing.assert_close(layer.coefficient_bn.running_mean, reference.running_mean)
+    assert layer.coefficient_bn.num_batches_tracked == reference.num_batches_tracked == 3
+    layer.eval(), reference.eval()
+    expected = means @ torch.softmax(reference((means.mT @ x.flatten(2))[:, None])[:, 0], 1)
+    torch.testing.assert_close(layer(x), expected.view_as(x))
+    alone = layer(x[:1])
+    torch.testing.assert_close(alone, layer(x)[:1])
+
+
+@pytest.mark.parametrize('mode', list(OPERATORS))
+@pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
+def test_every_parameter_gets_a_gradient(mode, norm):
+    layer = build(4, mode=mode, maps='qkv', norm=norm)
+    layer(torch.randn(2, 4, 5, 7).double()).pow(2).sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_initialisation_is_xavier_uniform():
+    weight = build(40, maps='v', out_channels=80).value_map.weight
+    bound = (6 / 120) ** 0.5
+    assert weight.abs().max() <= bound
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'message'),
+    [
+        (dict(mode='axial'), "mode must be one of .*'qkv'.*, got 'axial'"),
+        (dict(norm='layer'), "norm must be one of .*, got 'layer'"),
+        (dict(maps='vx'), "maps must name some of q, k and v once each.*'vx'"),
+        (dict(maps='vv'), "maps must name some of q, k and v once each.*'vv'"),
+        (dict(key_channels=8), "q has 4 channels but key_channels is 8: add 'q' to maps"),
+        (dict(maps='q', out_channels=8), "v has 4 channels but out_channels is 8: add 'v' to maps"),
+        (dict(out_channels=8, residual=True), 'residual needs out_channels == channels, got 8 and 4'),
+        (dict(in_channels=4), 'give channels or in_channels, one of the two; got 4 and 4'),
+    ],
+)
+def test_bad_arguments(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        KroneckerAttention2d(4, **kwargs)
+
+
+def test_bad_input():
+    layer = KroneckerAttention2d(4)
+    with pytest.raises(ValueError, match=r'x must have 4 channels, got shape \(1, 3, 8, 8\)'):
+        layer(torch.randn(1, 3, 8, 8))
+    with pytest.raises(ValueError, match=r'context must have batch size 2, got shape \(1, 4, 8, 8\)'):
+        layer(torch.randn(2, 4, 8, 8), torch.randn(1, 4, 8, 8))
+    with pytest.raises(TypeError, match='x must be a floating-point tensor, got torch.int64'):
+        layer(torch.ones(1, 4, 8, 8, dtype=torch.long))
+
+
+def test_build_as_plugin():
+    name, layer = build_plugin_layer(dict(type='mmkron.KroneckerAttention2d', residual=True), in_channels=8, postfix=1)
+    assert name == 'kronecker_attention1'
+    assert layer.channels == 8
+
+
+@pytest.mark.parametrize('host', ['mmdet', 'mmseg'])
+def test_plugin_in_resnet(host):
+    """The plug-in stands behind the second convolution of the chosen stages and changes what the ResNet computes."""
+    from mmengine.registry import MODELS
+
+    plugin = dict(type='mmkron.KroneckerAttention2d', mode='kv', residual=True)
+    plugins = [dict(cfg=plugin, stages=(False, False, True, True), position='after_conv2')]
+    resnet = MODELS.build(
+        dict(type=f'{host}.ResNet', depth=50, base_channels=8, plugins=plugins, zero_init_residual=False)
+    )
+    resnet.init_weights()
+    resnet.eval()
+    layers = [m for m in resnet.modules() if isinstance(m, KroneckerAttention2d)]
+    assert [m.channels for m in layers] == [32] * 6 + [64] * 3
+    x = torch.randn(1, 3, 65, 97)
+    before = resnet(x)
+    assert [tuple(o.shape) for o in before] == [(1, 32, 17, 25), (1, 64, 9, 13), (1, 128, 5, 7), (1, 256, 3, 4)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.value_map.weight.zero_()
+    after = resnet(x)
+    changed = [not torch.allclose(a, b) for a, b in zip(before, after)]
+    assert changed == [False, False, True, True]

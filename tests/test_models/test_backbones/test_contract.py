@@ -1,0 +1,304 @@
+"""The contract that every registered backbone keeps. A new backbone joins by one line in CASES."""
+
+import copy
+import io
+import math
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmkron.models import backbones
+from mmkron.models.backbones import KANet
+from mmkron.registry import MODELS
+
+
+class Case(NamedTuple):
+    """A small instance of a backbone: class, arguments, channels and strides of its stages."""
+
+    cls: type
+    kwargs: dict[str, Any]
+    channels: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+CASES = [
+    Case(KANet, dict(arch=arch, widen_factor=0.25), (8, 8, 8, 24, 80, 1280), (2, 4, 8, 16, 32, 32))
+    for arch in ('kanet-kv', 'kanet-qkv', 'attnnet', 'attnnet-pool', 'mobilenet-v2-kao', 'kanet-wo-kao', 'mobilenet-v2')
+]
+
+
+def identify(case):
+    return f'{case.cls.__name__}-{case.kwargs["arch"]}'
+
+
+@pytest.fixture(params=CASES, ids=identify)
+def case(request):
+    return request.param
+
+
+def build(case, seed=0, **kwargs):
+    torch.manual_seed(seed)
+    model = case.cls(**case.kwargs, **kwargs)
+    model.init_weights()
+    return model
+
+
+def image(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def settle(model, size=64):
+    """Batch norm statistics of a real pass, so that evaluation is no trivial map."""
+    model.train()
+    with torch.no_grad():
+        for seed in range(3):
+            model(image(4, model.in_channels, size, size, seed=seed))
+    return model.eval()
+
+
+def test_every_registered_backbone_is_covered():
+    registered = {cls for cls in MODELS.module_dict.values() if issubclass(cls, backbones.Backbone)}
+    assert {case.cls for case in CASES} == registered
+
+
+def test_outputs(case):
+    """Channels and strides are published and true, on sizes that no stride divides."""
+    stages = range(len(case.channels))
+    model = build(case, out_indices=tuple(stages)).eval()
+    assert model.out_channels == case.channels
+    assert model.out_strides == case.strides
+    for height, width in ((65, 97), (32, 32), (127, 40)):
+        outs = model(image(2, 3, height, width))
+        assert isinstance(outs, tuple)
+        assert [tuple(o.shape) for o in outs] == [
+            (2, c, math.ceil(height / s), math.ceil(width / s)) for c, s in zip(case.channels, case.strides)
+        ]
+
+
+@pytest.mark.parametrize('out_indices', [-1, 0, 2, [1, -1], (3, 1)])
+def test_out_indices(case, out_indices):
+    """A subset returns the same maps as the whole, always in a tuple, and leaves the caller's list alone."""
+    given = copy.copy(out_indices)
+    whole = settle(build(case, out_indices=tuple(range(len(case.channels)))))
+    part = build(case, out_indices=out_indices)
+    assert out_indices == given
+    missing, unexpected = part.load_state_dict(whole.state_dict(), strict=False)
+    assert (missing, unexpected) == ([], [])
+    part.eval()
+    x = image(2, 3, 48, 56)
+    wanted = sorted(i % len(case.channels) for i in ([given] if isinstance(given, int) else given))
+    expected = whole(x)
+    outs = part(x)
+    assert part.out_channels == tuple(case.channels[i] for i in wanted)
+    assert part.out_strides == tuple(case.strides[i] for i in wanted)
+    assert len(outs) == len(wanted)
+    for out, index in zip(outs, wanted):
+        torch.testing.assert_close(out, expected[index])
+
+
+@pytest.mark.parametrize('out_indices', [-1, 1, (0, 2)])
+def test_every_parameter_gets_a_gradient(case, out_indices):
+    """No parameter without a use, whatever outputs are requested (else DDP needs find_unused_parameters)."""
+    model = build(case, out_indices=out_indices).double().train()
+    sum(o.pow(2).sum() for o in model(image(2, 3, 64, 80, dtype=torch.float64))).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'error', 'message'),
+    [
+        (dict(arch='kanet'), ValueError, "arch must be a dict or one of .*, got 'kanet'"),
+        (dict(arch=3), TypeError, 'arch must be a name or a dict, got int'),
+        (dict(arch=dict(depth=3)), ValueError, r"arch must have the keys \[.*\], got \['depth'\]"),
+        (dict(out_indices=9), ValueError, r'out_indices must be in \[-\d, \d\], got 9'),
+        (dict(out_indices=(0, -9)), ValueError, r'out_indices must be in .* got \(0, -9\)'),
+        (dict(out_indices=()), ValueError, r'out_indices must name at least one stage.*\(\)'),
+        (dict(out_indices=(0, 0)), ValueError, r'each once; got \(0, 0\)'),
+        (dict(out_indices='0'), TypeError, "out_indices must be an int or a sequence of ints, got '0'"),
+        (dict(out_indices=1.0), TypeError, 'out_indices must be an int or a sequence of ints, got 1.0'),
+        (dict(frozen_stages=9), ValueError, r'frozen_stages must be -1 \(none\).*got 9'),
+        (dict(frozen_stages=-2), ValueError, r'frozen_stages must be -1 \(none\).*got -2'),
+        (dict(out_indices=0, frozen_stages=2), ValueError, r'up to 1 .*got 2'),
+    ],
+)
+def test_bad_arguments(case, kwargs, error, message):
+    with pytest.raises(error, match=message):
+        case.cls(**{**case.kwargs, **kwargs})
+
+
+def test_bad_input(case):
+    model = build(case)
+    with pytest.raises(ValueError, match=r'x must have 3 channels, got shape \(1, 4, 32, 32\)'):
+        model(image(1, 4, 32, 32))
+    with pytest.raises(ValueError, match=r'x must be a map .*got shape \(3, 32, 32\)'):
+        model(image(3, 32, 32))
+    with pytest.raises(ValueError, match=r'no empty dimension, got shape \(1, 3, 0, 32\)'):
+        model(image(1, 3, 0, 32))
+    with pytest.raises(TypeError, match='x must be a floating-point tensor, got torch.uint8'):
+        model(image(1, 3, 32, 32).byte())
+
+
+def test_frozen_stages(case):
+    """Frozen from the start, still after train(), and unchanged by an optimizer step with weight decay."""
+    model = build(case, frozen_stages=2)
+    frozen = [model.stem, *model.stages[:2]]
+    assert not any(p.requires_grad for part in frozen for p in part.parameters())
+    assert all(p.requires_grad for part in model.stages[2:] for p in part.parameters())
+    model.train()
+    assert not any(m.training for part in frozen for m in part.modules())
+    assert all(m.training for part in model.stages[2:] for m in part.modules())
+    before = copy.deepcopy(torch.nn.ModuleList(frozen).state_dict())
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
+    model(image(2, 3, 64, 64))[-1].sum().backward()
+    optimizer.step()
+    after = torch.nn.ModuleList(frozen).state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert not any(p.requires_grad for p in build(case, frozen_stages=0).stem.parameters())
+    assert all(p.requires_grad for p in build(case).parameters())
+
+
+def test_norm_eval(case):
+    model = build(case, norm_eval=True).train()
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    assert norms
+    assert not any(m.training for m in norms)
+    before = copy.deepcopy(model.state_dict())
+    model(image(2, 3, 64, 64))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert any(m.training for m in model.modules())
+
+
+def test_norm_cfg(case):
+    """norm_cfg reaches every norm of the path: with GroupNorm only the coefficients keep batch norm."""
+    model = build(case, norm_cfg=dict(type='GN', num_groups=1))
+    left = [name for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    assert all(name.endswith('coefficient_bn') for name in left)
+    assert any(isinstance(m, torch.nn.GroupNorm) for m in model.modules())
+
+
+def test_with_cp(case):
+    results = []
+    for with_cp in (False, True):
+        model = build(case, with_cp=with_cp, out_indices=(1, -1)).double().train()
+        x = image(2, 3, 64, 64, dtype=torch.float64).requires_grad_()
+        outs = model(x)
+        sum(o.pow(2).sum() for o in outs).backward()
+        results.append([*outs, x.grad, *(p.grad for p in model.parameters())])
+    for plain, checkpointed in zip(*results):
+        torch.testing.assert_close(checkpointed, plain)
+
+
+def test_no_state_between_calls(case):
+    """Two equal calls give equal outputs, another batch size in between included; a sample does not see its batch."""
+    model = settle(build(case))
+    x = image(4, 3, 64, 64)
+    with torch.no_grad():
+        first = model(x)[0]
+        other = model(x[:3])[0]
+        torch.testing.assert_close(model(x)[0], first, rtol=0, atol=0)
+    torch.testing.assert_close(other, first[:3], rtol=1e-4, atol=1e-5)
+    model.train()
+    for batch in (4, 3):
+        model(x[:batch])[0].sum().backward()
+
+
+def test_float64_agrees_with_float32(case):
+    model = settle(build(case))
+    x = image(2, 3, 65, 97)
+    single = model(x)[0]
+    double = model.double()(x.double())[0]
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-4)
+
+
+def test_copies(case):
+    model = settle(build(case))
+    x = image(2, 3, 48, 48)
+    expected = model(x)[0]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(x)[0], expected)
+    other = build(case, seed=1)
+    other.load_state_dict(model.state_dict(), strict=True)
+    torch.testing.assert_close(other.eval()(x)[0], expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_autocast(case, dtype):
+    """Finite in training and in evaluation, with gradients, and close to float32."""
+    model = settle(build(case))
+    x = image(2, 3, 64, 64)
+    expected = model(x)[0]
+    with torch.autocast('cpu', dtype=dtype):
+        out = model(x)[0]
+    relative = (out.float() - expected).norm() / expected.norm()
+    assert relative < (0.05 if dtype == torch.bfloat16 else 0.01)
+    model.train()
+    with torch.autocast('cpu', dtype=dtype):
+        loss = model(x)[0].float().pow(2).mean()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_channels_last(case):
+    model = settle(build(case))
+    x = image(2, 3, 64, 64)
+    expected = model(x)[0]
+    out = model.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))[0]
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compile(case):
+    model = settle(build(case, out_indices=3))
+    x = image(2, 3, 64, 64)
+    expected = model(x)[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
+    torch.testing.assert_close(compiled(x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_export(case):
+    model = settle(build(case))
+    x = image(2, 3, 64, 96)
+    program = torch.export.export(model, (x,))
+    torch.testing.assert_close(program.module()(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_onnx(case):
+    """One graph for every batch and map size, the same values in onnxruntime."""
+    model = settle(build(case, out_indices=(2, -1)))
+    buffer = io.BytesIO()
+    axes = {name: {0: 'batch', 2: 'height', 3: 'width'} for name in ('x', 'a', 'b')}
+    torch.onnx.export(
+        model,
+        (image(2, 3, 64, 64),),
+        buffer,
+        input_names=['x'],
+        output_names=['a', 'b'],
+        dynamic_axes=axes,
+        dynamo=False,
+    )
+    session = onnxruntime.InferenceSession(buffer.getvalue(), providers=['CPUExecutionProvider'])
+    for shape in ((2, 3, 64, 64), (1, 3, 65, 97)):
+        x = image(*shape)
+        for ours, theirs in zip(model(x), session.run(None, {'x': x.numpy()})):
+            np.testing.assert_allclose(theirs, ours.detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_layer_depth(case):
+    """Depths rise from the stem to the last block without a gap; what is not of the backbone comes last."""
+    model = build(case)
+    depths = [model.get_layer_depth(f'backbone.{name}', 'backbone.') for name, _ in model.named_parameters()]
+    blocks = sum(len(stage) for stage in model.stages)
+    assert [d for d, _ in depths] == sorted(d for d, _ in depths)
+    assert {d for d, _ in depths} == set(range(blocks + 1))
+    assert {n for _, n in depths} == {blocks + 2}
+    assert model.get_layer_depth('head.fc.weight', 'backbone.') == (blocks + 1, blocks + 2)

@@ -1,0 +1,181 @@
+"""KANet: the published counts, the four modules written out, other layouts."""
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.analysis import FlopAnalyzer
+
+from mmkron.models import KANet
+from mmkron.models.backbones.kanet import ARCHS, KANET_LAYOUT, KANetModule, scale_channels
+from mmkron.ops import kronecker_attention_kv
+
+# arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224
+COUNTS = {
+    'kanet-kv': (3_448_448, 288_413_728),
+    'kanet-qkv': (3_448_448, 281_119_392),
+    'attnnet': (3_448_448, 365_374_304),
+    'attnnet-pool': (3_448_448, 300_248_480),
+    'mobilenet-v2-kao': (3_461_120, 298_649_632),
+    'kanet-wo-kao': (3_457_088, 290_538_368),
+    'mobilenet-v2': (3_469_760, 300_774_272),
+}
+PRODUCTS = ('conv', 'linear', 'bmm', 'matmul', 'einsum')
+
+
+class Classifier(nn.Module):
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.backbone = KANet(**kwargs)
+        self.fc = nn.Linear(self.backbone.out_channels[0], 1000, bias=False)
+
+    def forward(self, x):
+        return self.fc(self.backbone(x)[-1].mean((2, 3)))
+
+
+def count(model, size=224):
+    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    with torch.no_grad():
+        analyzer = FlopAnalyzer(model.eval(), torch.randn(1, 3, size, size))
+        analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+        operators = analyzer.by_operator()
+    return weights, sum(operators[name] for name in PRODUCTS if name in operators)
+
+
+@pytest.mark.parametrize('arch', ARCHS)
+def test_counts(arch):
+    assert count(Classifier(arch=arch)) == COUNTS[arch]
+
+
+def test_counts_of_the_other_readings():
+    """Layouts B and C, and 'w/o KAO' with its one AttnModule kept, as dicts."""
+    rows = list(KANET_LAYOUT)
+    layout_b = [*rows[:2], ('BaseSkip', 6, 32, 3, 2), ('Attn', 6, 64, 1, 2), *rows[5:]]
+    layout_c = [*rows[:6], ('BaseSkip', 6, 96, 1, 1), ('AttnSkip', 6, 96, 2, 1), *rows[7:]]
+    kept = [('Base', *row[1:]) if row[0] == 'AttnSkip' else row for row in rows]
+    for layout, weights, madds in (
+        (layout_b, 3_448_448, 288.58),
+        (layout_c, 3_444_928, 287.71),
+        (kept, 3_456_800, 292.38),
+    ):
+        counted = count(Classifier(arch=dict(layout=layout, attention='kv')))
+        assert counted[0] == weights
+        assert counted[1] / 1e6 == pytest.approx(madds, abs=0.006)
+
+
+def test_mobilenet_v2_equals_torchvision():
+    """Same weights in the same order: the maps of torchvision's MobileNetV2."""
+    torchvision = pytest.importorskip('torchvision')
+    torch.manual_seed(0)
+    theirs = torchvision.models.mobilenet_v2(width_mult=0.5).eval()
+    ours = KANet('mobilenet-v2', widen_factor=0.5).eval()
+    source = [v for k, v in theirs.features.state_dict().items()]
+    target = ours.state_dict()
+    assert [v.shape for v in source] == [v.shape for v in target.values()]
+    ours.load_state_dict(dict(zip(target, source)))
+    x = torch.randn(2, 3, 65, 97)
+    torch.testing.assert_close(ours(x)[0], theirs.features(x), rtol=1e-4, atol=1e-5)
+
+
+def build_module(kind, out_channels, stride, expansion=3, channels=4):
+    torch.manual_seed(0)
+    attention = dict(mode='kv', norm='bn_softmax')
+    module = KANetModule(
+        kind, channels, out_channels, expansion, stride, attention, dict(type='BN'), dict(type='ReLU6')
+    )
+    for m in module.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.weight.data.uniform_(0.5, 1.5)
+            m.running_var.uniform_(0.5, 1.5)
+            if m.bias is not None:
+                m.bias.data.uniform_(-0.5, 0.5)
+    return module.double().eval()
+
+
+def plain_module(module, kind, x, stride):
+    """Figure 4 of the paper, from the module's own weights."""
+
+    def norm(y, bn):
+        return F.batch_norm(y, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+
+    expanded = F.relu6(norm(F.conv2d(x, module.expand.conv.weight), module.expand.bn))
+    path = torch.cat([expanded, x], 1) if kind == 'BaseSkip' else expanded
+    weight = module.depthwise.conv.weight
+    path = F.relu6(norm(F.conv2d(path, weight, None, stride, 1, 1, len(weight)), module.depthwise.bn))
+    if 'Attn' in kind:
+        bn = module.attention.coefficient_bn
+        gain = bn.weight / (bn.running_var + bn.eps).sqrt()
+        value = F.conv2d(x, module.attention.value_map.weight[..., None])
+        attended = norm(kronecker_attention_kv(x, x, value, scale=gain.item()), module.attention_norm)
+        if stride == 1 and kind == 'AttnSkip':
+            attended = attended + x
+        if stride == 2:
+            height, width = attended.shape[2:]
+            rows = [attended[:, :, i : i + 2] for i in range(0, height, 2)]
+            attended = torch.stack(
+                [torch.stack([r[..., j : j + 2].mean((2, 3)) for j in range(0, width, 2)], -1) for r in rows], 2
+            )
+        path = torch.cat([path, attended], 1)
+    out = norm(F.conv2d(path, module.project.conv.weight), module.project.bn)
+    return out + x if stride == 1 and out.shape == x.shape else out
+
+
+@pytest.mark.parametrize('kind', ['Base', 'BaseSkip', 'Attn', 'AttnSkip'])
+@pytest.mark.parametrize('stride', [1, 2])
+@pytest.mark.parametrize('out_channels', [4, 6])
+def test_modules(kind, stride, out_channels):
+    module = build_module(kind, out_channels, stride)
+    x = torch.randn(2, 4, 7, 5).double()
+    torch.testing.assert_close(module(x), plain_module(module, kind, x, stride), rtol=1e-9, atol=1e-9)
+
+
+def test_module_parameters():
+    """Section 3.5: BaseSkip saves c * c weights; Attn saves c * c + 9 c and adds c * c; AttnSkip equals Attn."""
+    c, weights = 8, {}
+    for kind in ('Base', 'BaseSkip', 'Attn', 'AttnSkip'):
+        module = build_module(kind, 8, 1, expansion=6, channels=c)
+        weights[kind] = sum(p.numel() for p in module.parameters() if p.dim() > 1)
+    assert weights['Base'] - weights['BaseSkip'] == c * c
+    assert weights['Base'] - weights['Attn'] == 9 * c
+    assert weights['AttnSkip'] == weights['Attn']
+
+
+def test_stem_stride():
+    model = KANet(widen_factor=0.25, stem_stride=1, in_channels=1, out_indices=(1, 4, 5)).eval()
+    assert model.out_strides == (2, 16, 16)
+    assert [tuple(o.shape[2:]) for o in model(torch.randn(1, 1, 32, 32))] == [(16, 16), (2, 2), (2, 2)]
+
+
+def test_widen_factor():
+    assert [scale_channels(c, 0.35) for c in (16, 24, 32, 64, 96, 160, 320)] == [8, 8, 16, 24, 32, 56, 112]
+    assert KANet(widen_factor=1.5).out_channels == (1920,)
+    assert KANet(widen_factor=0.5).out_channels == (1280,)
+
+
+def test_other_layout():
+    layout = [('BaseSkip', 1, 16, 1, 1), ('Attn', 4, 24, 1, 2), ('AttnSkip', 6, 40, 2, 2)]
+    given = dict(layout=layout, attention='qkv')
+    model = KANet(given, out_indices=(0, 1, 2, 3)).eval()
+    assert model.out_channels == (16, 24, 40, 1280)
+    assert model.out_strides == (2, 4, 8, 8)
+    assert given == dict(layout=layout, attention='qkv')
+    assert {m.attention.mode for m in model.modules() if getattr(m, 'attention', None)} == {'qkv'}
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'message'),
+    [
+        (dict(stem_stride=3), 'stem_stride must be 1 or 2, got 3'),
+        (dict(widen_factor=0), 'widen_factor must be positive, got 0'),
+        (dict(coefficient_norm='layer'), "norm must be one of .*, got 'layer'"),
+        (dict(arch=dict(layout=[], attention='kv')), 'layout must have at least one row, got none'),
+        (dict(arch=dict(layout=[('Base', 6, 16)], attention='kv')), "a row of layout must be .*'Base', 6, 16"),
+        (dict(arch=dict(layout=[('Attention', 6, 16, 1, 1)], attention='kv')), "module must be .*, got 'Attention'"),
+        (dict(arch=dict(layout=[('Attn', 1, 16, 1, 1)], attention='kv')), 'expansion of Attn .* at least 2, got 1'),
+        (dict(arch=dict(layout=[('Base', 6, 16, 1, 3)], attention='kv')), 'stride must be 1 or 2, got 3'),
+        (dict(arch=dict(layout=[('Attn', 6, 16, 1, 1)], attention='axial')), "mode must be one of .*, got 'axial'"),
+    ],
+)
+def test_bad_arguments(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        KANet(**kwargs)

@@ -1,0 +1,26 @@
+"""Global average pooling with dropout."""
+
+import pytest
+import torch
+
+from mmkron.models import GlobalAveragePoolingDropout
+
+
+def test_values():
+    neck = GlobalAveragePoolingDropout(0.2)
+    x = torch.randn(4, 1000, 5, 7)
+    neck.eval()
+    torch.testing.assert_close(neck((x,))[0], x.mean((2, 3)))
+    torch.testing.assert_close(neck(x)[0], x.mean((2, 3)))
+    neck.train()
+    torch.manual_seed(0)
+    out, mean = neck((x,))[0], x.mean((2, 3))
+    kept = out != 0
+    assert kept.float().mean().item() == pytest.approx(0.8, abs=0.03)
+    torch.testing.assert_close(out[kept], mean[kept] / 0.8)
+
+
+@pytest.mark.parametrize('rate', [-0.1, 1])
+def test_bad_rate(rate):
+    with pytest.raises(ValueError, match=rf'drop_rate must be in \[0, 1\), got {rate}'):
+        GlobalAveragePoolingDropout(rate)

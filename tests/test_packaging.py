@@ -1,0 +1,139 @@
+"""What an installed mmkron holds: built from the working tree and from its source distribution."""
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MIM_ENTRIES = ('configs', 'tools', 'model-index.yml')
+
+
+def list_files(folder: Path) -> set[str]:
+    """The files of a folder as a wheel should hold them, relative to it."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob('*')
+        if path.is_file() and '__pycache__' not in path.parts
+    }
+
+
+def call(*command: str, cwd: Path) -> str:
+    env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
+    done = subprocess.run([sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def call_backend(hook: str, tree: Path, out: Path) -> Path:
+    """Runs a build hook of setuptools in ``tree``, as pip does."""
+    out.mkdir(exist_ok=True)
+    code = f'import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))'
+    return out / call('-c', code, str(out), cwd=tree).split()[-1]
+
+
+@pytest.fixture(scope='module')
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree with what an earlier editable install and an earlier build left in it."""
+    target = tmp_path_factory.mktemp('packaging') / 'tree'
+    ignored = shutil.ignore_patterns('.*', 'build', 'dist', 'data', 'work_dirs', '*.egg-info', '__pycache__')
+    shutil.copytree(ROOT, target, ignore=ignored)
+    stale = target / 'build' / 'lib' / 'mmkron' / '.mim' / 'configs'
+    stale.mkdir(parents=True)
+    (stale / 'removed_long_ago.py').touch()
+    (target / 'build' / 'lib' / 'mmkron' / 'removed_long_ago.py').touch()
+    return target
+
+
+@pytest.fixture(scope='module')
+def editable_mim(tree: Path) -> Path:
+    for _ in range(2):  # the second install meets the links of the first
+        call_backend('build_editable', tree, tree.parent / 'editable')
+    return tree / 'mmkron' / '.mim'
+
+
+@pytest.fixture(scope='module', params=['tree', 'sdist'])
+def wheel(request: pytest.FixtureRequest, tree: Path, editable_mim: Path) -> zipfile.ZipFile:
+    source, out = tree, tree.parent / f'wheel-from-{request.param}'
+    if request.param == 'sdist':
+        source = call_backend('build_sdist', tree, tree.parent / 'sdist')
+    # No cache: pip remembers what it built from an archive by the path alone.
+    options = ('--quiet', '--no-deps', '--no-build-isolation', '--no-index', '--no-cache-dir')
+    call('-m', 'pip', 'wheel', *options, '--wheel-dir', str(out), str(source), cwd=tree.parent)
+    (path,) = out.iterdir()
+    with zipfile.ZipFile(path) as file:
+        yield file
+
+
+def test_wheel_installs_mmkron_only(wheel: zipfile.ZipFile) -> None:
+    version = {}
+    exec((ROOT / 'mmkron' / 'version.py').read_text(), version)
+    assert {name.split('/')[0] for name in wheel.namelist()} == {
+        'mmkron',
+        f'mmkron-{version["__version__"]}.dist-info',
+    }
+    assert not [name for name in wheel.namelist() if 'tests' in name.split('/') or '/test_' in name]
+
+
+def test_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
+    modules = {f'mmkron/{name}' for name in list_files(ROOT / 'mmkron') if not name.startswith('.mim/')}
+    assert {name for name in wheel.namelist() if name.startswith('mmkron/') and '/.mim/' not in name} == modules
+
+
+def test_wheel_holds_mim_files(wheel: zipfile.ZipFile) -> None:
+    prefix = 'mmkron/.mim/'
+    found = {name[len(prefix) :] for name in wheel.namelist() if name.startswith(prefix)}
+    expected = {f'{entry}/{name}' for entry in ('configs', 'tools') for name in list_files(ROOT / entry)}
+    assert found == expected | {'model-index.yml'}
+    for name in found:
+        assert wheel.read(prefix + name) == (ROOT / name).read_bytes(), name
+
+
+def test_wheel_requires_torch_of_any_version(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith('.dist-info/METADATA')]
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    requirements = metadata.get_all('Requires-Dist')
+    assert [text for text in requirements if 'extra ==' not in text] == ['torch']
+    assert set(metadata.get_all('Provides-Extra')) == {'openmmlab', 'onedl', 'test', 'dev'}
+    assert not [text for text in requirements if '==' in text.split(';')[0]], 'exact pins belong in requirements/'
+
+
+def test_editable_install_links_mim(editable_mim: Path, tree: Path) -> None:
+    assert {path.name for path in editable_mim.iterdir()} == set(MIM_ENTRIES)
+    for entry in MIM_ENTRIES:
+        assert (editable_mim / entry).resolve() == (tree / entry).resolve()
+
+
+def test_running_editable_install(tmp_path: Path) -> None:
+    try:
+        text = importlib.metadata.distribution('mmkron').read_text('direct_url.json')
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip('mmkron is not installed')
+    if not json.loads(text or '{}').get('dir_info', {}).get('editable'):
+        pytest.skip('mmkron is not installed editable')
+    code = (
+        'import json; from importlib.util import find_spec as f;'
+        'print(json.dumps([f("mmkron").origin] + [list(s.submodule_search_locations or []) if s else []'
+        ' for s in map(f, ("configs", "tools", "tests"))]))'
+    )
+    origin, *others = json.loads(call('-c', code, cwd=tmp_path))
+    assert Path(origin).resolve().parents[1] == ROOT, 'these tests run against the mmkron of another checkout'
+    for entry in MIM_ENTRIES:
+        assert (Path(origin).parent / '.mim' / entry).resolve() == ROOT / entry
+    for locations in others:
+        assert not [location for location in locations if Path(location).resolve().parent == ROOT]
+
+
+def test_config_names_are_unique() -> None:
+    """MIM finds a config by its file name alone and refuses a name that two files have."""
+    counts = Counter(path.name for path in (ROOT / 'configs').rglob('*.py'))
+    assert counts
+    assert not [name for name, count in counts.items() if count > 1]

@@ -1,0 +1,85 @@
+"""Names resolve by prefix from every host, from any folder, and without the hosts."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from mmengine.registry import DATASETS, MODELS, TRANSFORMS, DefaultScope
+
+import mmkron.datasets
+import mmkron.models
+
+NAMES = {MODELS: mmkron.models.__all__, DATASETS: ['Digits'], TRANSFORMS: ['LoadImageFromFile']}
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('mmpretrain', 'mmseg', 'mmdet'):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code, cwd):
+    """Runs code in a fresh process outside the checkout."""
+    done = subprocess.run([sys.executable, '-c', textwrap.dedent(code)], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg', 'mmdet'])
+@pytest.mark.parametrize('registry', NAMES, ids=lambda registry: registry.name)
+def test_prefix_resolves_in_each_scope(scope, registry):
+    with DefaultScope.overwrite_default_scope(scope), registry.switch_scope_and_registry(None) as host:
+        assert host.scope == scope
+        for name in NAMES[registry]:
+            cls = host.get(f'mmkron.{name}')
+            assert cls is getattr(mmkron.models if registry is MODELS else mmkron.datasets, name)
+
+
+def test_builds_from_another_folder_without_an_import(tmp_path):
+    """In a fresh process, elsewhere, through the registry of a host that knows nothing of mmkron."""
+    code = """
+    from mmdet.registry import MODELS
+    from mmengine.registry import init_default_scope
+    init_default_scope('mmdet')
+    print(MODELS.build(dict(type='mmkron.KANet', widen_factor=0.25, out_indices=(1, 2))).out_channels)
+    """
+    assert run(code, tmp_path) == '(8, 8)'
+
+
+def test_works_without_the_hosts(tmp_path):
+    code = BLOCK + textwrap.dedent("""
+    import torch
+    import mmkron, mmkron.ops, mmkron.layers, mmkron.models, mmkron.datasets
+    from mmengine.registry import MODELS
+    model = MODELS.build(dict(type='mmkron.KANet', widen_factor=0.25)).eval()
+    print(tuple(model(torch.zeros(1, 3, 32, 32))[0].shape))
+    """)
+    assert run(code, tmp_path) == '(1, 1280, 1, 1)'
+
+
+def test_imports_point_downward(tmp_path):
+    """mmkron alone imports neither torch nor a host; ops import nothing of OpenMMLab."""
+    light = "import sys, mmkron; print([m for m in ('torch', 'mmengine', 'mmcv', 'mmdet') if m in sys.modules])"
+    assert run(light, tmp_path) == '[]'
+    ops = "import sys, mmkron.ops; print([m for m in sys.modules if m.startswith('mm') and not m.startswith('mmkron')])"
+    out = run(ops, tmp_path)
+    assert not [
+        name for name in eval_list(out) if name.split('.')[0] in ('mmengine', 'mmcv', 'mmdet', 'mmseg', 'mmpretrain')
+    ]
+    layers = "import sys, mmkron.layers; print([m for m in ('mmcv', 'mmdet', 'mmkron.models') if m in sys.modules])"
+    assert run(layers, tmp_path) == '[]'
+
+
+def eval_list(text):
+    import ast
+
+    return ast.literal_eval(text)
+
+
+def test_custom_imports_are_harmless(tmp_path):
+    (tmp_path / 'config.py').write_text("custom_imports = dict(imports=['mmkron'])\n")
+    code = "from mmengine.config import Config; Config.fromfile('config.py'); Config.fromfile('config.py'); print('ok')"
+    assert run(code, tmp_path) == 'ok'

@@ -1,0 +1,88 @@
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES = ('n01440764', 'n01443537')
+
+# What a user's own config for MMPretrain looks like, with a network that trains in a moment.
+TINY_CONFIG = """
+default_scope = 'mmpretrain'
+data_preprocessor = dict(num_classes=2, mean=[127.5] * 3, std=[127.5] * 3, to_rgb=True)
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='MobileNetV2', widen_factor=0.1),
+    neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=2, in_channels=1280, topk=(1,),
+              loss=dict(type='CrossEntropyLoss', loss_weight=1.0)))
+pipeline = [dict(type='mmkron.LoadImageFromFile'), dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')]
+dataset = dict(type='ImageNet', data_root={root!r}, split='train', metainfo=dict(classes=('a', 'b')),
+               pipeline=pipeline)
+train_dataloader = dict(batch_size=4, num_workers=0, dataset=dataset,
+                        sampler=dict(type='DefaultSampler', shuffle=True))
+val_dataloader = dict(batch_size=4, num_workers=0, dataset=dict(dataset, split='val'),
+                      sampler=dict(type='DefaultSampler', shuffle=False))
+test_dataloader = val_dataloader
+val_evaluator = dict(type='Accuracy', topk=(1,))
+test_evaluator = val_evaluator
+train_cfg = dict(by_epoch=True, max_epochs=1, val_interval=1)
+val_cfg = dict()
+test_cfg = dict()
+optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.01, momentum=0.9))
+param_scheduler = dict(type='StepLR', step_size=1)
+auto_scale_lr = dict(base_batch_size=8)
+default_hooks = dict(checkpoint=dict(type='CheckpointHook', interval=1),
+                     visualization=dict(type='VisualizationHook'))
+visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
+randomness = dict(seed=0)
+"""
+
+
+def make_image_tree(root: Path, with_meta: bool) -> Path:
+    """The layout in which MMPretrain reads ImageNet: 2 classes x 3 JPEGs for train and val."""
+    rng = np.random.default_rng(0)
+    for split in ('train', 'val'):
+        lines = []
+        for label, name in enumerate(CLASSES):
+            (root / split / name).mkdir(parents=True)
+            for i in range(3):
+                pixels = rng.integers(0, 128, (40, 48, 3), dtype=np.uint8) + 127 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f'{name}_{i}.JPEG')
+                lines.append(f'{name}/{name}_{i}.JPEG {label}')
+        if with_meta:
+            (root / 'meta').mkdir(exist_ok=True)
+            (root / 'meta' / f'{split}.txt').write_text('\n'.join(lines) + '\n')
+    return root
+
+
+@pytest.fixture
+def tiny_config(tmp_path):
+    """Path of a config whose data is the class-folder tree ``tmp_path/imagenet``."""
+    make_image_tree(tmp_path / 'imagenet', with_meta=False)
+    path = tmp_path / 'tiny.py'
+    path.write_text(TINY_CONFIG.format(root=str(tmp_path / 'imagenet')))
+    return path
+
+
+def _script(name: str):
+    spec = importlib.util.spec_from_file_location(f'mmkron_tools_{name}', ROOT / 'tools' / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='session')
+def train_args():
+    """Parses a command line as ``tools/train.py`` does."""
+    script = _script('train')
+    return lambda *argv: script.parse_args([str(arg) for arg in argv])
+
+
+@pytest.fixture(scope='session')
+def test_args():
+    """Parses a command line as ``tools/test.py`` does."""
+    script = _script('test')
+    return lambda *argv: script.parse_args([str(arg) for arg in argv])

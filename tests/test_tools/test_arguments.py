@@ -1,0 +1,261 @@
+"""What the arguments of both tools make of a config, for each host."""
+
+import os
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import METRICS, MODELS, TRANSFORMS
+
+from mmkron.engine import launch
+from mmkron.engine.launch import LaunchError
+
+FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
+
+
+def host_config(scope: str, **changes) -> Config:
+    """The parts of a config of each host that the arguments touch."""
+    hook = {'mmpretrain': 'VisualizationHook', 'mmseg': 'SegVisualizationHook', 'mmdet': 'DetVisualizationHook'}
+    dataset = {'type': 'Data', 'pipeline': [{'type': 'LoadImageFromFile'}, {'type': 'Pack', 'meta_keys': ('a',)}]}
+    loader = {'batch_size': 2, 'num_workers': 2, 'dataset': dataset}
+    cfg = {
+        'default_scope': scope, 'model': {'type': 'Model'}, 'train_dataloader': loader, 'test_dataloader': loader,
+        'test_evaluator': {'type': 'Metric'}, 'test_cfg': {}, 'val_dataloader': loader, 'val_cfg': {},
+        'val_evaluator': {'type': 'Metric'}, 'optim_wrapper': {'type': 'OptimWrapper', 'optimizer': {'type': 'SGD'}},
+        'default_hooks': {'visualization': {'type': hook[scope]}}, 'visualizer': {'type': 'Visualizer'}, **changes}
+    return Config(cfg)
+
+
+@pytest.fixture
+def merge_test(test_args, tmp_path):
+    checkpoint = tmp_path / 'some.pth'
+    checkpoint.touch()
+
+    def merge(cfg, *argv):
+        return launch.merge_test_args(cfg, test_args('folder/name.py', checkpoint, *argv))
+
+    return merge
+
+
+@pytest.fixture
+def merge_train(train_args):
+    return lambda cfg, *argv: launch.merge_train_args(cfg, train_args('folder/name.py', *argv))
+
+
+# ------------------------------------------------------------------------------------------ arguments of both tools
+
+
+def test_work_dir_priority(merge_train):
+    assert merge_train(host_config('mmdet')).work_dir == os.path.join('work_dirs', 'name')
+    assert merge_train(host_config('mmdet', work_dir='a')).work_dir == 'a'
+    assert merge_train(host_config('mmdet', work_dir='a'), '--cfg-options', 'work_dir=b').work_dir == 'b'
+    assert merge_train(host_config('mmdet', work_dir='a'), '--work-dir', 'c').work_dir == 'c'
+
+
+def test_cfg_options_reach_into_lists(merge_train):
+    cfg = merge_train(host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.0.type=Other',
+                      'a.b=[1,2]')
+    assert cfg.train_dataloader.dataset.pipeline[0].type == 'Other'
+    assert cfg.a.b == [1, 2]
+
+
+def test_cfg_options_that_do_not_fit(merge_train):
+    with pytest.raises(LaunchError, match='--cfg-options does not fit'):
+        merge_train(host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.7.type=Other')
+
+
+def test_loader_defaults_only_for_mmpretrain(merge_train):
+    loader = merge_train(host_config('mmpretrain')).train_dataloader
+    assert loader.collate_fn == {'type': 'default_collate'}
+    assert loader.persistent_workers is True
+    assert loader.pin_memory is torch.cuda.is_available()
+    for scope in ('mmseg', 'mmdet'):
+        cfg = merge_train(host_config(scope))
+        assert cfg.train_dataloader.keys() == {'batch_size', 'num_workers', 'dataset'}
+
+
+def test_loader_defaults_leave_the_configured(merge_train):
+    loader = {'num_workers': 2, 'collate_fn': {'type': 'mine'}, 'persistent_workers': False, 'pin_memory': 'x'}
+    assert merge_train(host_config('mmpretrain', train_dataloader=loader)).train_dataloader == loader
+
+
+@pytest.mark.parametrize('scope', launch.HOSTS)
+def test_no_persistent_workers_without_workers(merge_train, scope):
+    cfg = host_config(scope, val_dataloader={'num_workers': 2, 'persistent_workers': True})
+    assert merge_train(cfg, '--cfg-options', 'val_dataloader.num_workers=0').val_dataloader.persistent_workers is False
+
+
+def test_local_rank_in_both_spellings(train_args, test_args):
+    for spelling in ('--local_rank', '--local-rank'):
+        assert train_args('c', f'{spelling}=3').local_rank == 3
+        assert test_args('c', 'k', f'{spelling}=3').local_rank == 3
+
+
+# --------------------------------------------------------------------------------------------- arguments of training
+
+
+def test_amp(merge_train):
+    wrapper = merge_train(host_config('mmdet'), '--amp').optim_wrapper
+    assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
+    wrapper = merge_train(host_config('mmdet', optim_wrapper={'type': 'AmpOptimWrapper', 'loss_scale': 512.}),
+                          '--amp').optim_wrapper
+    assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 512.)
+    assert merge_train(host_config('mmdet', optim_wrapper={'optimizer': {}}), '--amp').optim_wrapper.type == \
+        'AmpOptimWrapper'
+    with pytest.raises(LaunchError, match="--amp needs .*'OptimWrapper'.* got 'ApexOptimWrapper'"):
+        merge_train(host_config('mmdet', optim_wrapper={'type': 'ApexOptimWrapper'}), '--amp')
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='about machines without CUDA')
+def test_amp_on_the_cpu(tiny_config, train_args):
+    with pytest.raises(LaunchError, match="--amp needs a CUDA.*only 'cpu'"):
+        launch.train(train_args(tiny_config, '--amp'))
+
+
+def test_auto_scale_lr(merge_train):
+    cfg = merge_train(host_config('mmseg', auto_scale_lr={'base_batch_size': 16}), '--auto-scale-lr')
+    assert cfg.auto_scale_lr == {'base_batch_size': 16, 'enable': True}
+    for broken in ({}, {'auto_scale_lr': None}, {'auto_scale_lr': {'enable': False}}):
+        with pytest.raises(LaunchError, match='auto_scale_lr.base_batch_size'):
+            merge_train(host_config('mmseg', **broken), '--auto-scale-lr')
+
+
+def test_no_validate(merge_train):
+    cfg = merge_train(host_config('mmpretrain'), '--no-validate')
+    assert cfg.val_dataloader is cfg.val_cfg is cfg.val_evaluator is None
+    assert cfg.test_dataloader is not None
+
+
+def test_resume_argument(merge_train, tmp_path):
+    cfg = merge_train(host_config('mmdet', load_from='x'))
+    assert (cfg.get('resume'), cfg.load_from) == (None, 'x')
+    cfg = merge_train(host_config('mmdet', load_from='x'), '--resume')
+    assert (cfg.resume, cfg.load_from) == (True, None)
+    (tmp_path / 'a.pth').touch()
+    cfg = merge_train(host_config('mmdet'), '--resume', tmp_path / 'a.pth')
+    assert (cfg.resume, cfg.load_from) == (True, str(tmp_path / 'a.pth'))
+    assert merge_train(host_config('mmdet'), '--resume', 's3://bucket/a.pth').load_from == 's3://bucket/a.pth'
+    with pytest.raises(LaunchError, match=r"--resume is not a file: 'nowhere\.pth'"):
+        merge_train(host_config('mmdet'), '--resume', 'nowhere.pth')
+
+
+# ---------------------------------------------------------------------------------------------- arguments of testing
+
+
+def test_out_mmpretrain_and_mmdet(merge_test):
+    metric = {'type': 'Metric'}
+    dump = {'type': 'DumpResults', 'out_file_path': 'a.pkl'}
+    det_dump = {'type': 'DumpDetResults', 'out_file_path': 'a.pkl'}
+    assert merge_test(host_config('mmpretrain'), '--out', 'a.pkl').test_evaluator == [metric, dump]
+    assert merge_test(host_config('mmdet'), '--out', 'a.pkl').test_evaluator == [metric, det_dump]
+    two = host_config('mmdet', test_evaluator=[metric, metric])
+    assert merge_test(two, '--out', 'a.pkl').test_evaluator == [metric, metric, det_dump]
+    own = host_config('mmpretrain', test_evaluator={'type': 'Evaluator', 'metrics': metric})
+    assert merge_test(own, '--out', 'a.pkl').test_evaluator == {'type': 'Evaluator', 'metrics': [metric, dump]}
+    for scope in ('mmpretrain', 'mmdet'):
+        with pytest.raises(LaunchError, match=r"--out must end in \.pkl or \.pickle, got 'a\.json'"):
+            merge_test(host_config(scope), '--out', 'a.json')
+
+
+def test_out_mmseg(merge_test):
+    written = {'output_dir': 'maps', 'keep_results': True}
+    assert merge_test(host_config('mmseg'), '--out', 'maps').test_evaluator == {'type': 'Metric', **written}
+    metrics = [{'type': 'DumpResults'}, {'type': 'mmseg.IoUMetric'}, {'type': 'CityscapesMetric', 'output_dir': 'x'}]
+    cfg = merge_test(host_config('mmseg', test_evaluator=metrics), '--out', 'maps')
+    assert cfg.test_evaluator == [metrics[0], {**metrics[1], **written}, metrics[2]]
+
+
+def test_show_mmpretrain(merge_test):
+    cfg = merge_test(host_config('mmpretrain'), '--show', '--show-dir', 'vis', '--wait-time', '0.5')
+    assert cfg.default_hooks.visualization == {
+        'type': 'VisualizationHook', 'enable': True, 'show': True, 'wait_time': 0.5, 'out_dir': 'vis', 'interval': 1}
+
+
+def test_show_mmpretrain_not_with_tta(merge_test):
+    for option in (['--show'], ['--show-dir', 'vis']):
+        with pytest.raises(LaunchError, match='do not go with --tta'):
+            merge_test(host_config('mmpretrain'), '--tta', *option)
+
+
+def test_show_mmdet(merge_test):
+    cfg = merge_test(host_config('mmdet'), '--show', '--show-dir', 'vis')
+    assert cfg.default_hooks.visualization == {
+        'type': 'DetVisualizationHook', 'draw': True, 'show': True, 'wait_time': 2, 'test_out_dir': 'vis'}
+    cfg = merge_test(host_config('mmdet'), '--show-dir', 'vis')
+    assert cfg.default_hooks.visualization == {
+        'type': 'DetVisualizationHook', 'draw': True, 'test_out_dir': 'vis'}
+
+
+def test_show_mmseg(merge_test):
+    cfg = merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
+    assert cfg.default_hooks.visualization == {
+        'type': 'SegVisualizationHook', 'draw': True, 'show': True, 'wait_time': 2, 'interval': 1}
+    assert cfg.visualizer.save_dir == 'vis'
+    with pytest.raises(LaunchError, match='--show-dir needs visualizer'):
+        merge_test(host_config('mmseg', visualizer=None), '--show-dir', 'vis')
+
+
+@pytest.mark.parametrize(('scope', 'hook'), [('mmpretrain', 'VisualizationHook'), ('mmseg', 'SegVisualizationHook'),
+                                             ('mmdet', 'DetVisualizationHook')])
+def test_show_without_the_hook(merge_test, scope, hook):
+    with pytest.raises(LaunchError, match=rf"default_hooks.visualization=dict\(type='{hook}'\)"):
+        merge_test(host_config(scope, default_hooks={}), '--show')
+
+
+def test_no_show_leaves_the_hook(merge_test):
+    assert merge_test(host_config('mmseg')).default_hooks.visualization == {'type': 'SegVisualizationHook'}
+
+
+def test_tta_mmpretrain_default(merge_test):
+    cfg = merge_test(host_config('mmpretrain'), '--tta')
+    assert cfg.model == {'type': 'mmpretrain.AverageClsScoreTTA', 'module': {'type': 'Model'}}
+    assert cfg.test_dataloader.dataset.pipeline == [
+        {'type': 'LoadImageFromFile'},
+        {'type': 'TestTimeAug', 'transforms': [FLIPS, [{'type': 'Pack', 'meta_keys': ('a',)}]]}]
+
+
+def test_tta_mmdet_default_in_nested_datasets(merge_test):
+    plain = host_config('mmdet').test_dataloader.dataset
+    nested = {'type': 'RepeatDataset', 'dataset': {'type': 'ConcatDataset', 'datasets': [plain, plain]}}
+    cfg = merge_test(host_config('mmdet', test_dataloader={'dataset': nested}), '--tta')
+    nms = {'type': 'nms', 'iou_threshold': 0.5}
+    assert cfg.model == {'type': 'DetTTAModel', 'tta_cfg': {'nms': nms, 'max_per_img': 100},
+                         'module': {'type': 'Model'}}
+    assert 'pipeline' not in cfg.test_dataloader.dataset
+    for leaf in cfg.test_dataloader.dataset.dataset.datasets:
+        load, tta = leaf.pipeline
+        assert load.type == 'LoadImageFromFile'
+        assert tta.transforms[0] == FLIPS
+        assert tta.transforms[1][0].type == 'PackDetInputs'
+        assert {'flip', 'flip_direction', 'img_id'} <= set(tta.transforms[1][0].meta_keys)
+
+
+@pytest.mark.parametrize('scope', launch.HOSTS)
+def test_tta_of_the_config_comes_first(merge_test, scope):
+    cfg = host_config(scope, tta_model={'type': 'MyTTA', 'x': 1}, tta_pipeline=[{'type': 'Mine'}])
+    cfg = merge_test(cfg, '--tta')
+    assert cfg.model == {'type': 'MyTTA', 'x': 1, 'module': {'type': 'Model'}}
+    assert cfg.test_dataloader.dataset.pipeline == [{'type': 'Mine'}]
+
+
+def test_tta_mmseg_needs_the_config(merge_test):
+    with pytest.raises(LaunchError, match="--tta needs tta_model and tta_pipeline .*'mmseg'"):
+        merge_test(host_config('mmseg'), '--tta')
+    with pytest.raises(LaunchError, match='--tta needs tta_pipeline'):
+        merge_test(host_config('mmseg', tta_model={'type': 'SegTTAModel'}), '--tta')
+
+
+def test_test_needs_a_checkpoint_and_a_test_loader(merge_test, test_args):
+    with pytest.raises(LaunchError, match=r"checkpoint is not a file: 'nowhere\.pth' \(looked for /"):
+        launch.merge_test_args(host_config('mmseg'), test_args('c.py', 'nowhere.pth'))
+    with pytest.raises(LaunchError, match='not made for testing: it lacks test_dataloader, test_cfg'):
+        merge_test(host_config('mmseg', test_dataloader=None, test_cfg=None))
+
+
+def test_defaults_are_names_that_mmdet_knows():
+    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
+    pytest.importorskip('mmdet.models')
+    for registry, name in ((MODELS, 'DetTTAModel'), (METRICS, 'DumpDetResults'), (TRANSFORMS, 'PackDetInputs'),
+                           (TRANSFORMS, 'TestTimeAug')):
+        with registry.switch_scope_and_registry('mmdet') as mmdet_registry:
+            assert mmdet_registry.get(name).__name__ == name

@@ -1,0 +1,292 @@
+import os
+import pickle
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.logging import HistoryBuffer
+from mmengine.registry import DefaultScope
+
+from mmkron.engine import launch
+from mmkron.engine.launch import LaunchError
+
+from .conftest import CLASSES, make_image_tree
+
+
+@pytest.fixture
+def trained(tiny_config, tmp_path, train_args):
+    """The work dir of one epoch on the tiny config."""
+    launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'work'))
+    return tmp_path / 'work'
+
+
+# ----------------------------------------------------------------------------------------------- missing things
+
+
+def test_config_missing(tmp_path):
+    with pytest.raises(LaunchError, match=r"config is not a file: 'configs/nowhere\.py'"):
+        launch.load_config('configs/nowhere.py')
+    (tmp_path / 'a.py').write_text("_base_ = './gone.py'")
+    with pytest.raises(LaunchError, match=r'a\.py.* cannot be read: .*gone\.py'):
+        launch.load_config(str(tmp_path / 'a.py'))
+    (tmp_path / 'a.py').write_text("custom_imports = dict(imports=['no_such_module'])")
+    with pytest.raises(LaunchError, match=r'cannot be read: .*no_such_module'):
+        launch.load_config(str(tmp_path / 'a.py'))
+    (tmp_path / 'a.txt').touch()
+    with pytest.raises(LaunchError, match=r'cannot be read: Only py/yml/yaml/json'):
+        launch.load_config(str(tmp_path / 'a.txt'))
+
+
+def test_hosts_missing(monkeypatch):
+
+    def no_module(name):
+        imported.append(name)
+        if name.startswith('mmdet'):
+            raise ModuleNotFoundError(reason)
+
+    monkeypatch.setattr(launch, 'import_module', no_module)
+    cfg = Config(dict(default_scope='mmseg', model=dict(backbone=dict(type='mmdet.ResNet'), neck=[dict(type='FPN')])))
+    imported, reason = [], "No module named 'mmdet'"
+    with pytest.raises(LaunchError, match=r"needs mmdet, .*No module named 'mmdet'\n.*mmkron\[openmmlab\].*make test"):
+        launch.check_hosts(cfg)
+    reason = "No module named 'mmcv._ext'"
+    with pytest.raises(LaunchError, match='mmcv-lite has no compiled operators'):
+        launch.check_hosts(cfg)
+    imported.clear()
+    launch.check_hosts(Config(dict(default_scope='mmseg', model=dict(type='mmkron.KANet'))))
+    assert imported == ['mmseg.models']
+
+
+def test_main_speaks_once(capsys, monkeypatch):
+
+    def fail(args):
+        raise LaunchError('what is wrong')
+
+    monkeypatch.setattr(launch.time, 'sleep', lambda seconds: None)
+    monkeypatch.delenv('LOCAL_RANK', raising=False)
+    with pytest.raises(SystemExit) as stop:
+        launch.main(fail, Namespace(launcher='none', local_rank=0))
+    assert stop.value.code == 'error: what is wrong'
+    for launcher, name in (('pytorch', 'LOCAL_RANK'), ('slurm', 'SLURM_LOCALID'),
+                           ('mpi', 'OMPI_COMM_WORLD_LOCAL_RANK')):
+        monkeypatch.setenv(name, '1')
+        with pytest.raises(SystemExit) as stop:
+            launch.main(fail, Namespace(launcher=launcher, local_rank=0))
+        assert stop.value.code == 1
+    assert capsys.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize('error', [ValueError('a'), KeyboardInterrupt()])
+def test_main_hides_no_other_error(error):
+
+    def fail(args):
+        raise error
+
+    with pytest.raises(type(error)):
+        launch.main(fail, Namespace(launcher='none', local_rank=0))
+
+
+# -------------------------------------------------------------------------------------------------- distributed
+
+
+def test_launcher_without_its_environment(tiny_config, train_args, monkeypatch):
+    for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'):
+        monkeypatch.setenv(name, '0')  # so that what the code sets is undone
+        monkeypatch.delenv(name)
+    with pytest.raises(LaunchError, match='RANK is not set.*dist_train.sh'):
+        launch.train(train_args(tiny_config, '--launcher', 'pytorch'))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='about machines without CUDA')
+def test_cpu_group(monkeypatch):
+    opened = []
+    monkeypatch.setattr(torch.distributed, 'init_process_group', lambda *args, **kwargs: opened.append((args, kwargs)))
+    cfg = Config(dict(launcher='pytorch', find_unused_parameters=True, env_cfg=dict(dist_cfg=dict(backend='nccl'))))
+    assert launch.init_cpu_group(cfg) is True
+    assert opened == [(('gloo',), {})]
+    assert cfg.env_cfg.dist_cfg.backend == 'gloo'
+    assert cfg.model_wrapper_cfg == dict(type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False,
+                                         find_unused_parameters=True)
+    cfg = Config(dict(launcher='pytorch', model_wrapper_cfg=dict(type='Own')))
+    assert launch.init_cpu_group(cfg) is True
+    assert cfg.model_wrapper_cfg == dict(type='Own')
+    assert launch.init_cpu_group(Config(dict(launcher='none'))) is False
+    with pytest.raises(LaunchError, match='--launcher slurm needs an accelerator'):
+        launch.init_cpu_group(Config(dict(launcher='slurm')))
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+def test_train_then_resume(trained, tiny_config, train_args):
+    first = torch.load(trained / 'epoch_1.pth')
+    assert first['meta']['epoch'] == 1
+    log = next(trained.rglob('scalars.json')).read_text()
+    assert 'accuracy/top1' in log
+
+    # No learning rate: what the second epoch ends with is what it started from.
+    runner = launch.train(train_args(tiny_config, '--work-dir', trained, '--resume', '--cfg-options',
+                                     'train_cfg.max_epochs=2', 'model.backbone.norm_eval=True'))
+    assert (runner.epoch, runner.iter) == (2, 4)
+    assert not (trained / 'epoch_0.pth').exists()
+    second = torch.load(trained / 'epoch_2.pth')
+    assert (second['meta']['epoch'], second['meta']['iter']) == (2, 4)
+
+
+def test_resume_has_the_same_weights(trained, tiny_config, train_args, monkeypatch):
+    seen = {}
+
+    def run(loop):
+        seen.update(epoch=loop.epoch, weights={k: v.clone() for k, v in loop.runner.model.state_dict().items()},
+                    momentum=loop.runner.optim_wrapper.state_dict()['state'])
+
+    monkeypatch.setattr('mmengine.runner.EpochBasedTrainLoop.run', run)
+    launch.train(train_args(tiny_config, '--work-dir', trained, '--resume', trained / 'epoch_1.pth', '--cfg-options',
+                            'train_cfg.max_epochs=2', 'randomness.seed=7'))
+    saved = torch.load(trained / 'epoch_1.pth')
+    assert seen['epoch'] == 1  # of 0, 1: the next one to run is the second
+    assert seen['weights'].keys() == saved['state_dict'].keys()
+    assert all(torch.equal(value, saved['state_dict'][key]) for key, value in seen['weights'].items())
+    assert all(torch.equal(seen['momentum'][i]['momentum_buffer'], state['momentum_buffer'])
+               for i, state in saved['optimizer']['state'].items())
+
+
+def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_path):
+    metrics = launch.test(test_args(tiny_config, trained / 'epoch_1.pth', '--work-dir', tmp_path / 'test', '--out',
+                                    tmp_path / 'out.pkl', '--show-dir', tmp_path / 'vis'))
+    predictions = pickle.loads((tmp_path / 'out.pkl').read_bytes())
+    assert len(predictions) == 6
+    for prediction in predictions:
+        assert prediction['pred_score'].shape == (2,)
+        assert prediction['pred_score'].sum().item() == pytest.approx(1, abs=1e-5)
+    right = sum(p['pred_label'].item() == p['gt_label'].item() for p in predictions)
+    assert metrics['accuracy/top1'] == pytest.approx(100 * right / 6)
+    assert sorted(path.name for path in (tmp_path / 'vis').iterdir()) == sorted(
+        f'{name}_{i}.JPEG_0.png' for name in CLASSES for i in range(3))
+
+
+def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
+    scores = {}
+    flip = "[dict(type='mmkron.LoadImageFromFile'),dict(type='Resize',scale=(32,32))," \
+           "dict(type='RandomFlip',prob={}),dict(type='PackInputs')]"
+    for name, extra in (('plain', []), ('flipped', ['--cfg-options', 'test_dataloader.dataset.pipeline=FLIPPED']),
+                        ('tta', ['--tta'])):
+        args = test_args(tiny_config, trained / 'epoch_1.pth', '--work-dir', tmp_path / name, '--out',
+                         tmp_path / f'{name}.pkl', *extra)
+        if name == 'flipped':
+            args.cfg_options = {'test_dataloader.dataset.pipeline': eval(flip.format(1.0))}
+        launch.test(args)
+        predictions = pickle.loads((tmp_path / f'{name}.pkl').read_bytes())
+        scores[name] = torch.stack([prediction['pred_score'] for prediction in predictions])
+    torch.testing.assert_close(scores['tta'], (scores['plain'] + scores['flipped']) / 2)
+    assert not torch.equal(scores['tta'], scores['plain'])
+
+
+def test_meta_file_decides_the_labels(tmp_path, tiny_config, train_args):
+    root = make_image_tree(tmp_path / 'with_meta', with_meta=True)
+    (root / 'meta' / 'train.txt').write_text(f'{CLASSES[1]}/{CLASSES[1]}_2.JPEG 0\n' * 2)
+    runner = launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'work', '--no-validate', '--cfg-options',
+                                     f'train_dataloader.dataset.data_root={root}'))
+    info = runner.train_dataloader.dataset.get_data_info(0)
+    assert len(runner.train_dataloader.dataset) == 2
+    assert (info['gt_label'], info['img_path']) == (0, f'{root}/train/{CLASSES[1]}/{CLASSES[1]}_2.JPEG')
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_truncated_image_is_named(tmp_path, tiny_config, train_args, workers):
+    path = tmp_path / 'imagenet' / 'train' / CLASSES[1] / f'{CLASSES[1]}_1.JPEG'
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(ValueError, match=f'{path}.*truncated'):
+        launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'work', '--cfg-options',
+                                f'train_dataloader.num_workers={workers}'))
+
+
+def test_runs_leave_no_scope_behind(trained, tiny_config, train_args, tmp_path):
+    before = DefaultScope.get_current_instance()
+    with DefaultScope.overwrite_default_scope('mmdet'):  # as after a detector in the same process
+        launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'again'))
+        assert DefaultScope.get_current_instance().scope_name == 'mmdet'
+    assert getattr(DefaultScope.get_current_instance(), 'name', None) == getattr(before, 'name', None)
+
+
+def test_runner_type(monkeypatch):
+    from mmengine.registry import RUNNERS
+    from mmengine.runner import Runner
+
+    class OtherRunner(Runner):
+
+        @classmethod
+        def from_cfg(cls, cfg):
+            return cls, cfg
+
+    monkeypatch.setitem(RUNNERS.module_dict, 'OtherRunner', OtherRunner)
+    assert launch.build_runner(Config(dict(runner_type='OtherRunner', x=1)))[0] is OtherRunner
+
+
+# --------------------------------------------------------------------------------------------------- checkpoints
+
+
+class Touch:
+    """Pickles into a call that makes a file, as a malicious checkpoint would run any other code."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+class Attribute:
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_malicious_checkpoint_is_refused(tiny_config, test_args, train_args, tmp_path):
+    checkpoint, proof = tmp_path / 'evil.pth', tmp_path / 'proof'
+    torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(proof)}, checkpoint)
+    with pytest.raises(LaunchError, match=r'evil\.pth is refused.*mkdir'):
+        launch.test(test_args(tiny_config, checkpoint, '--work-dir', tmp_path / 'work'))
+    with pytest.raises(LaunchError, match=r'evil\.pth is refused.*mkdir'):
+        launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'work', '--resume', checkpoint))
+    assert not proof.exists()
+    torch.load(checkpoint, weights_only=False)
+    assert proof.exists()  # it would have worked
+
+
+def test_allowed_globals_are_enough_and_no_more(tmp_path):
+    launch.allow_checkpoint_globals()
+    launch.allow_checkpoint_globals()  # twice does no harm
+    history = HistoryBuffer()
+    history.update(1.5)
+    content = dict(history=history, best=np.float64(0.5), count=np.int64(3), flag=np.bool_(True), text=np.str_('a'),
+                   array=np.arange(6, dtype=np.float32).reshape(2, 3), names=np.array(['a', 'bc']))
+    torch.save(content, tmp_path / 'a.pth')
+    loaded = torch.load(tmp_path / 'a.pth', weights_only=True)
+    assert loaded['history'].current() == 1.5
+    for name in ('best', 'count', 'flag', 'text'):
+        assert type(loaded[name]) is type(content[name])
+        assert loaded[name] == content[name]
+    for name in ('array', 'names'):
+        np.testing.assert_array_equal(loaded[name], content[name])
+
+    for owner, name in ((HistoryBuffer, '__init__'), (HistoryBuffer, 'update'), (np.ndarray, 'min')):
+        torch.save({'x': Attribute(owner, name)}, tmp_path / 'a.pth')
+        with pytest.raises(pickle.UnpicklingError, match=f"attribute '{name}'"):
+            torch.load(tmp_path / 'a.pth', weights_only=True)
+
+
+def test_numpy_1_names_load(tmp_path):
+    launch.allow_checkpoint_globals()
+    torch.save({'x': np.float64(0.5), 'y': np.arange(3)}, tmp_path / 'a.pth', _use_new_zipfile_serialization=False)
+    data = (tmp_path / 'a.pth').read_bytes()
+    if b'numpy._core' in data:  # same length does not matter: pickle's GLOBAL is a line of text
+        (tmp_path / 'a.pth').write_bytes(data.replace(b'numpy._core.multiarray', b'numpy.core.multiarray'))
+    loaded = torch.load(tmp_path / 'a.pth', weights_only=True)
+    assert loaded['x'] == 0.5
+    np.testing.assert_array_equal(loaded['y'], np.arange(3))

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# One process per GPU under Slurm.
+set -euo pipefail
+
+if [ $# -lt 4 ]; then
+    echo "usage: [GPUS=8] [GPUS_PER_NODE=8] [CPUS_PER_TASK=5] [SRUN_ARGS=] $0 PARTITION JOB_NAME CONFIG CHECKPOINT [test.py arguments]" >&2
+    exit 2
+fi
+
+# SRUN_ARGS holds several arguments, so it is split at blanks on purpose.
+# shellcheck disable=SC2086
+exec srun -p "$1" \
+    --job-name="$2" \
+    --gres=gpu:"${GPUS_PER_NODE:-8}" \
+    --ntasks="${GPUS:-8}" \
+    --ntasks-per-node="${GPUS_PER_NODE:-8}" \
+    --cpus-per-task="${CPUS_PER_TASK:-5}" \
+    --kill-on-bad-exit=1 \
+    ${SRUN_ARGS:-} \
+    python -u "$(dirname "$0")/test.py" "$3" "$4" --launcher slurm "${@:5}"
