@@ -30,11 +30,11 @@ def build(cfg):
     return model
 
 
-def input_shape(cfg, size=None):
-    backbone = cfg.model.backbone
-    if size is None:
-        size = 32 if backbone.get('stem_stride') == 1 else 224
-    return (backbone.get('in_channels', 3), size, size)
+def input_shape(cfg, most=None):
+    """(C, H, W) that the config trains on, with H and W cut to ``most``."""
+    size = next(step.crop_size for step in cfg.train_pipeline if 'crop_size' in step)
+    size = min(size, most or size)
+    return (cfg.model.backbone.get('in_channels', 3), size, size)
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.name)
@@ -50,8 +50,7 @@ def test_config(path, tmp_path):
         model = build(cfg)
         from mmpretrain.structures import DataSample
 
-        size = min(64, input_shape(cfg)[1])
-        inputs = torch.randint(0, 256, (2, *input_shape(cfg, size)), dtype=torch.uint8)
+        inputs = torch.randint(0, 256, (2, *input_shape(cfg, most=64)), dtype=torch.uint8)
         samples = [DataSample().set_gt_label(i) for i in (1, 7)]
         data = model.data_preprocessor(dict(inputs=inputs, data_samples=samples), training=True)
         loss = model(**data, mode='loss')['loss']

@@ -58,8 +58,9 @@ class LoadImageFromFile(MMCVLoadImageFromFile):
         except Exception as error:  # each decoder has its own types
             raise ValueError(f'image {str(filename)!r} cannot be decoded: {error}') from error
         if img is None:
-            raise ValueError(f'image {str(filename)!r} cannot be decoded: no image data that '
-                             f'{self.imdecode_backend} knows')
+            raise ValueError(
+                f'image {str(filename)!r} cannot be decoded: no image data that {self.imdecode_backend} knows'
+            )
         return img
 
 

@@ -68,6 +68,7 @@ _LAYOUTS['MNIST'] = '\n'.join(_IDX_FILES)
 
 class Missing(NamedTuple):
     """A path that the config names and the disk lacks."""
+
     path: str  # absolute
     key: str  # where the config names it
     value: str  # as written there
@@ -111,8 +112,12 @@ def _missing_in(dataset: dict, key: str) -> list[Missing]:
     if name in _DOWNLOADED and dataset.get('download'):
         return []
     # Keys and values as configured; the values are relative to the root, which may be empty.
-    paths = [item for field in ('ann_file', 'data_prefix') for item in _strings(dataset.get(field), f'{key}.{field}')
-             if item[1]]
+    paths = [
+        item
+        for field in ('ann_file', 'data_prefix')
+        for item in _strings(dataset.get(field), f'{key}.{field}')
+        if item[1]
+    ]
     root_key = f'{key}.data_root' if root or not paths else paths[0][0]
     if name == 'ImageNet' and dataset.get('split') and not dataset.get('data_prefix'):
         paths.append((f'{key}.split', dataset['split']))
@@ -165,11 +170,17 @@ def describe_missing(missing: Sequence[Missing], config: str) -> str:
             lines += ['', f'{name} reads this layout:', '', f'  {osp.join(root, "")}']
             lines += [f'    {line}' for line in _LAYOUTS[name].splitlines()]
     options = ' '.join(f'{key}=PATH' for key in dict.fromkeys(item.root_key for item in missing))
-    lines += ['', f'The paths are set in {config} (or in a file of its _base_), relative ones from {os.getcwd()}.',
-              'For data that is elsewhere:', f'  --cfg-options {options}']
+    lines += [
+        '',
+        f'The paths are set in {config} (or in a file of its _base_), relative ones from {os.getcwd()}.',
+        'For data that is elsewhere:',
+        f'  --cfg-options {options}',
+    ]
     if any(item.type_name in _DOWNLOADED for item in missing):
-        downloads = ' '.join(f'{key.rsplit(".", 1)[0]}.download=True' for key in
-                             dict.fromkeys(item.root_key for item in missing if item.type_name in _DOWNLOADED))
+        downloads = ' '.join(
+            f'{key.rsplit(".", 1)[0]}.download=True'
+            for key in dict.fromkeys(item.root_key for item in missing if item.type_name in _DOWNLOADED)
+        )
         lines += ['To let the host library download it:', f'  --cfg-options {downloads}']
     lines += ['To try the project without any download:', f'  python tools/train.py {DEMO_CONFIG}    (or: make demo)']
     return '\n'.join(lines)

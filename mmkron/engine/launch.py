@@ -62,8 +62,10 @@ def train(args: Namespace) -> Runner:
     """
     cfg = merge_train_args(load_config(args.config), args)
     if args.amp and get_device() in _CPU_DEVICES:
-        raise LaunchError(f'--amp needs a CUDA, NPU, MLU or MUSA device, which MMEngine requires for '
-                          f'AmpOptimWrapper; found only {get_device()!r}')
+        raise LaunchError(
+            f'--amp needs a CUDA, NPU, MLU or MUSA device, which MMEngine requires for '
+            f'AmpOptimWrapper; found only {get_device()!r}'
+        )
     check_data(cfg, args.config, ('train', 'val'))
     with _environment(cfg, args):
         runner = build_runner(cfg)
@@ -125,8 +127,10 @@ def merge_train_args(cfg: Config, args: Namespace) -> Config:
         wrapper.setdefault('loss_scale', 'dynamic')
     if args.auto_scale_lr:
         if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
-            raise LaunchError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config: the batch size over '
-                              'all processes that its learning rate is meant for')
+            raise LaunchError(
+                '--auto-scale-lr needs auto_scale_lr.base_batch_size in the config: the batch size over '
+                'all processes that its learning rate is meant for'
+            )
         cfg.auto_scale_lr.enable = True
     if args.resume is not None:
         cfg.resume = True
@@ -198,8 +202,9 @@ def _show(cfg: Config, args: Namespace) -> None:
             hook.test_out_dir = args.show_dir
         elif args.show_dir is not None:
             if cfg.get('visualizer') is None:
-                raise LaunchError("--show-dir needs visualizer=dict(type='SegLocalVisualizer', vis_backends=...) in "
-                                  'the config')
+                raise LaunchError(
+                    "--show-dir needs visualizer=dict(type='SegLocalVisualizer', vis_backends=...) in the config"
+                )
             cfg.visualizer.save_dir = args.show_dir
             hook.setdefault('interval', 1)  # the hook's own default shows one image in 50
     elif args.tta:
@@ -222,12 +227,17 @@ def _test_time_augmentation(cfg: Config) -> None:
             raise LaunchError(f'--tta needs tta_model and tta_pipeline in a config of default_scope {scope!r}')
     if cfg.get('tta_pipeline') is None:
         if scope not in ('mmpretrain', 'mmdet') or pipeline is None:
-            raise LaunchError('--tta needs tta_pipeline in the config' if scope not in ('mmpretrain', 'mmdet') else
-                              '--tta needs tta_pipeline, or test_dataloader.dataset.pipeline to make it from')
+            raise LaunchError(
+                '--tta needs tta_pipeline in the config'
+                if scope not in ('mmpretrain', 'mmdet')
+                else '--tta needs tta_pipeline, or test_dataloader.dataset.pipeline to make it from'
+            )
         last = deepcopy(pipeline[-1])
         if scope == 'mmdet':  # merging turns the boxes back, so it has to know which image was flipped
-            last = dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
-                                                         'scale_factor', 'flip', 'flip_direction'))
+            last = dict(
+                type='PackDetInputs',
+                meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip', 'flip_direction'),
+            )
         flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
         cfg.tta_pipeline = [*deepcopy(pipeline[:-1]), dict(type='TestTimeAug', transforms=[flips, [last]])]
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
@@ -277,10 +287,14 @@ def check_hosts(cfg: Config) -> None:
         except (ImportError, AssertionError) as error:  # they assert the versions that they work with
             hint = "pip install 'mmkron[openmmlab]' brings all three host libraries"
             if 'mmcv._ext' in str(error) or 'mmcv.ops' in str(error):
-                hint = ('mmcv-lite has no compiled operators: remove it and install mmcv; the README says how it is '
-                        'compiled')
-            raise LaunchError(f'this config needs {host}, which cannot be imported: {error}\n{hint} '
-                              '(make test sets up a complete environment)') from error
+                hint = (
+                    'mmcv-lite has no compiled operators: remove it and install mmcv; the README says how it is '
+                    'compiled'
+                )
+            raise LaunchError(
+                f'this config needs {host}, which cannot be imported: {error}\n{hint} '
+                '(make test sets up a complete environment)'
+            ) from error
 
 
 def _scopes(node: Any) -> set:
@@ -334,8 +348,9 @@ def init_cpu_group(cfg: Config) -> bool:
     if cfg.launcher == 'none' or get_device() not in _CPU_DEVICES:
         return False
     if cfg.launcher != 'pytorch':
-        raise LaunchError(f'--launcher {cfg.launcher} needs an accelerator; without one use tools/dist_train.sh or '
-                          'tools/dist_test.sh')
+        raise LaunchError(
+            f'--launcher {cfg.launcher} needs an accelerator; without one use tools/dist_train.sh or tools/dist_test.sh'
+        )
     dist_cfg = cfg.setdefault('env_cfg', ConfigDict()).setdefault('dist_cfg', ConfigDict())
     dist_cfg.backend = 'gloo'
     if cfg.get('model_wrapper_cfg') is None:
@@ -343,7 +358,8 @@ def init_cpu_group(cfg: Config) -> bool:
             type='MMDistributedDataParallel',
             device_ids=None,
             broadcast_buffers=False,
-            find_unused_parameters=cfg.get('find_unused_parameters', False))
+            find_unused_parameters=cfg.get('find_unused_parameters', False),
+        )
     timeout = {'timeout': timedelta(seconds=dist_cfg.timeout)} if dist_cfg.get('timeout') else {}
     torch.distributed.init_process_group('gloo', **timeout)
     return True
@@ -366,21 +382,27 @@ def _environment(cfg: Config, args: Namespace) -> Iterator[None]:
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
         lacking = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
         if lacking:
-            raise LaunchError(f'--launcher pytorch needs the environment of torch.distributed.run ({lacking[0]} is not '
-                              'set): start through tools/dist_train.sh or tools/dist_test.sh')
+            raise LaunchError(
+                f'--launcher pytorch needs the environment of torch.distributed.run ({lacking[0]} is not '
+                'set): start through tools/dist_train.sh or tools/dist_test.sh'
+            )
     check_hosts(cfg)
     allow_checkpoint_globals()
     opened = init_cpu_group(cfg)
     try:
         with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
             yield
+        if opened:
+            torch.distributed.barrier()  # the first process serves the others' store, so they leave together
     except pickle.UnpicklingError as error:
         if 'Weights only load failed' not in str(error):
             raise
         # The text of the outer error says how to turn the check off, which is no advice to pass on.
         reason = str(error.__context__ or error).split(' Please use')[0].strip()
-        raise LaunchError(f"{cfg.load_from or 'the checkpoint'} is refused: it holds more than weights and MMEngine's "
-                          f'own records, and reading that could run code. {reason}') from error
+        raise LaunchError(
+            f"{cfg.load_from or 'the checkpoint'} is refused: it holds more than weights and MMEngine's "
+            f'own records, and reading that could run code. {reason}'
+        ) from error
     finally:
         if opened:
             torch.distributed.destroy_process_group()

@@ -11,20 +11,17 @@ from mmkron.datasets import Digits
 
 def test_split():
     """Disjoint, complete, stratified, the same at every call."""
-    train, val = Digits('train'), Digits('val')
-    assert (len(train), len(val)) == (1347, 450)
-    rows = [
-        {sample['sample_idx'] for sample in map(dataset.get_data_info, range(len(dataset)))} for dataset in (train, val)
-    ]
-    source = load_digits()
-    indices = [[d.load_data_list()[i] for i in range(len(d))] for d in (train, val)]
-    images = [{sample['img'].tobytes() for sample in samples} for samples in indices]
-    assert len(rows[0]) == 1347
+    train, val = Digits('train').load_data_list(), Digits('val').load_data_list()
+    assert (len(Digits('train')), len(Digits('val'))) == (len(train), len(val)) == (1347, 450)
+    rows = [{sample['sample_idx'] for sample in samples} for samples in (train, val)]
+    assert not rows[0] & rows[1]
+    assert rows[0] | rows[1] == set(range(1797))
+    images = [{sample['img'].tobytes() for sample in samples} for samples in (train, val)]
     assert not images[0] & images[1]
-    counts = Counter(sample['gt_label'] for sample in indices[1])
-    assert set(counts) == set(range(10))
-    assert max(abs(counts[c] - 450 * (source.target == c).mean()) for c in range(10)) <= 1
-    assert [s['gt_label'] for s in Digits('val').load_data_list()] == [s['gt_label'] for s in indices[1]]
+    counts = Counter(sample['gt_label'] for sample in val)
+    target = load_digits().target
+    assert all(abs(counts[c] - 450 * (target == c).mean()) <= 1 for c in range(10))
+    assert [s['sample_idx'] for s in Digits('val').load_data_list()] == [s['sample_idx'] for s in val]
 
 
 def test_pixels():

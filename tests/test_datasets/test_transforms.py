@@ -48,7 +48,8 @@ def test_feature_same_as_mmcv(tmp_path, kind):
 
 def test_feature_float32_grayscale(tmp_path, jpeg):
     result = LoadImageFromFile(to_float32=True, color_type='grayscale').transform(
-        {'img_path': save(tmp_path / 'a.jpg', jpeg)})
+        {'img_path': save(tmp_path / 'a.jpg', jpeg)}
+    )
     assert result['img'].dtype == np.float32
     assert result['img'].shape == (48, 64)
 
@@ -68,7 +69,7 @@ def test_feature_no_second_decode_of_complete_files(tmp_path, jpeg, monkeypatch)
 @pytest.mark.parametrize('fraction', [0.3, 0.6, 0.95])
 def test_exception_truncated(tmp_path, kind, fraction):
     data = encode(kind)
-    path = save(tmp_path / f'cut off.{kind}', data[:int(len(data) * fraction)])
+    path = save(tmp_path / f'cut off.{kind}', data[: int(len(data) * fraction)])
     with pytest.raises(ValueError, match='cannot be decoded') as error:
         LoadImageFromFile().transform({'img_path': path})
     assert path in str(error.value)
@@ -78,7 +79,7 @@ def test_exception_truncated(tmp_path, kind, fraction):
 def test_exception_truncated_even_if_the_decoder_is_content(tmp_path, jpeg, monkeypatch, zeros):
     # OpenCV 4 returns an image with grey where the rest was.
     monkeypatch.setattr(mmcv, 'imfrombytes', lambda *args, **kwargs: np.zeros((48, 64, 3), np.uint8))
-    path = save(tmp_path / 'a.jpg', jpeg[:len(jpeg) // 2] + b'\0' * zeros)
+    path = save(tmp_path / 'a.jpg', jpeg[: len(jpeg) // 2] + b'\0' * zeros)
     with pytest.raises(ValueError, match=r'a\.jpg.*truncated'):
         LoadImageFromFile().transform({'img_path': path})
 
@@ -104,7 +105,6 @@ def test_ignore_empty(tmp_path, jpeg):
 
 
 class Files:
-
     def __init__(self, paths):
         self.paths, self.load = paths, LoadImageFromFile()
 

@@ -19,10 +19,20 @@ def host_config(scope: str, **changes) -> Config:
     dataset = {'type': 'Data', 'pipeline': [{'type': 'LoadImageFromFile'}, {'type': 'Pack', 'meta_keys': ('a',)}]}
     loader = {'batch_size': 2, 'num_workers': 2, 'dataset': dataset}
     cfg = {
-        'default_scope': scope, 'model': {'type': 'Model'}, 'train_dataloader': loader, 'test_dataloader': loader,
-        'test_evaluator': {'type': 'Metric'}, 'test_cfg': {}, 'val_dataloader': loader, 'val_cfg': {},
-        'val_evaluator': {'type': 'Metric'}, 'optim_wrapper': {'type': 'OptimWrapper', 'optimizer': {'type': 'SGD'}},
-        'default_hooks': {'visualization': {'type': hook[scope]}}, 'visualizer': {'type': 'Visualizer'}, **changes}
+        'default_scope': scope,
+        'model': {'type': 'Model'},
+        'train_dataloader': loader,
+        'test_dataloader': loader,
+        'test_evaluator': {'type': 'Metric'},
+        'test_cfg': {},
+        'val_dataloader': loader,
+        'val_cfg': {},
+        'val_evaluator': {'type': 'Metric'},
+        'optim_wrapper': {'type': 'OptimWrapper', 'optimizer': {'type': 'SGD'}},
+        'default_hooks': {'visualization': {'type': hook[scope]}},
+        'visualizer': {'type': 'Visualizer'},
+        **changes,
+    }
     return Config(cfg)
 
 
@@ -53,8 +63,9 @@ def test_work_dir_priority(merge_train):
 
 
 def test_cfg_options_reach_into_lists(merge_train):
-    cfg = merge_train(host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.0.type=Other',
-                      'a.b=[1,2]')
+    cfg = merge_train(
+        host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.0.type=Other', 'a.b=[1,2]'
+    )
     assert cfg.train_dataloader.dataset.pipeline[0].type == 'Other'
     assert cfg.a.b == [1, 2]
 
@@ -97,11 +108,14 @@ def test_local_rank_in_both_spellings(train_args, test_args):
 def test_amp(merge_train):
     wrapper = merge_train(host_config('mmdet'), '--amp').optim_wrapper
     assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
-    wrapper = merge_train(host_config('mmdet', optim_wrapper={'type': 'AmpOptimWrapper', 'loss_scale': 512.}),
-                          '--amp').optim_wrapper
-    assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 512.)
-    assert merge_train(host_config('mmdet', optim_wrapper={'optimizer': {}}), '--amp').optim_wrapper.type == \
-        'AmpOptimWrapper'
+    wrapper = merge_train(
+        host_config('mmdet', optim_wrapper={'type': 'AmpOptimWrapper', 'loss_scale': 512.0}), '--amp'
+    ).optim_wrapper
+    assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 512.0)
+    assert (
+        merge_train(host_config('mmdet', optim_wrapper={'optimizer': {}}), '--amp').optim_wrapper.type
+        == 'AmpOptimWrapper'
+    )
     with pytest.raises(LaunchError, match="--amp needs .*'OptimWrapper'.* got 'ApexOptimWrapper'"):
         merge_train(host_config('mmdet', optim_wrapper={'type': 'ApexOptimWrapper'}), '--amp')
 
@@ -168,7 +182,13 @@ def test_out_mmseg(merge_test):
 def test_show_mmpretrain(merge_test):
     cfg = merge_test(host_config('mmpretrain'), '--show', '--show-dir', 'vis', '--wait-time', '0.5')
     assert cfg.default_hooks.visualization == {
-        'type': 'VisualizationHook', 'enable': True, 'show': True, 'wait_time': 0.5, 'out_dir': 'vis', 'interval': 1}
+        'type': 'VisualizationHook',
+        'enable': True,
+        'show': True,
+        'wait_time': 0.5,
+        'out_dir': 'vis',
+        'interval': 1,
+    }
 
 
 def test_show_mmpretrain_not_with_tta(merge_test):
@@ -180,23 +200,34 @@ def test_show_mmpretrain_not_with_tta(merge_test):
 def test_show_mmdet(merge_test):
     cfg = merge_test(host_config('mmdet'), '--show', '--show-dir', 'vis')
     assert cfg.default_hooks.visualization == {
-        'type': 'DetVisualizationHook', 'draw': True, 'show': True, 'wait_time': 2, 'test_out_dir': 'vis'}
+        'type': 'DetVisualizationHook',
+        'draw': True,
+        'show': True,
+        'wait_time': 2,
+        'test_out_dir': 'vis',
+    }
     cfg = merge_test(host_config('mmdet'), '--show-dir', 'vis')
-    assert cfg.default_hooks.visualization == {
-        'type': 'DetVisualizationHook', 'draw': True, 'test_out_dir': 'vis'}
+    assert cfg.default_hooks.visualization == {'type': 'DetVisualizationHook', 'draw': True, 'test_out_dir': 'vis'}
 
 
 def test_show_mmseg(merge_test):
     cfg = merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
     assert cfg.default_hooks.visualization == {
-        'type': 'SegVisualizationHook', 'draw': True, 'show': True, 'wait_time': 2, 'interval': 1}
+        'type': 'SegVisualizationHook',
+        'draw': True,
+        'show': True,
+        'wait_time': 2,
+        'interval': 1,
+    }
     assert cfg.visualizer.save_dir == 'vis'
     with pytest.raises(LaunchError, match='--show-dir needs visualizer'):
         merge_test(host_config('mmseg', visualizer=None), '--show-dir', 'vis')
 
 
-@pytest.mark.parametrize(('scope', 'hook'), [('mmpretrain', 'VisualizationHook'), ('mmseg', 'SegVisualizationHook'),
-                                             ('mmdet', 'DetVisualizationHook')])
+@pytest.mark.parametrize(
+    ('scope', 'hook'),
+    [('mmpretrain', 'VisualizationHook'), ('mmseg', 'SegVisualizationHook'), ('mmdet', 'DetVisualizationHook')],
+)
 def test_show_without_the_hook(merge_test, scope, hook):
     with pytest.raises(LaunchError, match=rf"default_hooks.visualization=dict\(type='{hook}'\)"):
         merge_test(host_config(scope, default_hooks={}), '--show')
@@ -211,7 +242,8 @@ def test_tta_mmpretrain_default(merge_test):
     assert cfg.model == {'type': 'mmpretrain.AverageClsScoreTTA', 'module': {'type': 'Model'}}
     assert cfg.test_dataloader.dataset.pipeline == [
         {'type': 'LoadImageFromFile'},
-        {'type': 'TestTimeAug', 'transforms': [FLIPS, [{'type': 'Pack', 'meta_keys': ('a',)}]]}]
+        {'type': 'TestTimeAug', 'transforms': [FLIPS, [{'type': 'Pack', 'meta_keys': ('a',)}]]},
+    ]
 
 
 def test_tta_mmdet_default_in_nested_datasets(merge_test):
@@ -219,8 +251,11 @@ def test_tta_mmdet_default_in_nested_datasets(merge_test):
     nested = {'type': 'RepeatDataset', 'dataset': {'type': 'ConcatDataset', 'datasets': [plain, plain]}}
     cfg = merge_test(host_config('mmdet', test_dataloader={'dataset': nested}), '--tta')
     nms = {'type': 'nms', 'iou_threshold': 0.5}
-    assert cfg.model == {'type': 'DetTTAModel', 'tta_cfg': {'nms': nms, 'max_per_img': 100},
-                         'module': {'type': 'Model'}}
+    assert cfg.model == {
+        'type': 'DetTTAModel',
+        'tta_cfg': {'nms': nms, 'max_per_img': 100},
+        'module': {'type': 'Model'},
+    }
     assert 'pipeline' not in cfg.test_dataloader.dataset
     for leaf in cfg.test_dataloader.dataset.dataset.datasets:
         load, tta = leaf.pipeline
@@ -255,7 +290,11 @@ def test_test_needs_a_checkpoint_and_a_test_loader(merge_test, test_args):
 def test_defaults_are_names_that_mmdet_knows():
     pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
     pytest.importorskip('mmdet.models')
-    for registry, name in ((MODELS, 'DetTTAModel'), (METRICS, 'DumpDetResults'), (TRANSFORMS, 'PackDetInputs'),
-                           (TRANSFORMS, 'TestTimeAug')):
+    for registry, name in (
+        (MODELS, 'DetTTAModel'),
+        (METRICS, 'DumpDetResults'),
+        (TRANSFORMS, 'PackDetInputs'),
+        (TRANSFORMS, 'TestTimeAug'),
+    ):
         with registry.switch_scope_and_registry('mmdet') as mmdet_registry:
             assert mmdet_registry.get(name).__name__ == name

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmkron.engine import launch
+
 from .conftest import ROOT, make_image_tree
 
 TOOLS = ROOT / 'tools'
@@ -20,8 +22,9 @@ SCRIPTS = ('dist_train.sh', 'dist_test.sh', 'slurm_train.sh', 'slurm_test.sh')
 def call(*command, cwd, **env) -> subprocess.CompletedProcess:
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **env}
     env['PATH'] = os.pathsep.join([env.pop('BIN', ''), str(Path(sys.executable).parent), env['PATH']])
-    return subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True,
-                          timeout=300)
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+    )
 
 
 def free_port() -> str:
@@ -36,25 +39,46 @@ def test_train_without_data_says_what_to_do(tmp_path):
     assert done.returncode == 1
     assert 'Traceback' not in done.stdout + done.stderr
     assert done.stderr.count('error: ') == 1
-    for part in (f'{tmp_path}/data/imagenet', 'train/n01440764/*.JPEG', 'meta/train.txt', str(config),
-                 '--cfg-options train_dataloader.dataset.data_root=PATH', 'configs/kanet/kanet-kv_digits.py'):
+    for part in (
+        f'{tmp_path}/data/imagenet',
+        'train/n01440764/*.JPEG',
+        'meta/train.txt',
+        str(config),
+        '--cfg-options train_dataloader.dataset.data_root=PATH',
+        'configs/kanet/kanet-kv_digits.py',
+    ):
         assert part in done.stderr
     assert list(tmp_path.iterdir()) == []  # nothing was started
 
 
 def test_train_and_test_kanet_on_an_image_tree(tmp_path):
+    launch.allow_checkpoint_globals()
     make_image_tree(tmp_path / 'data' / 'imagenet', with_meta=True)
     config = ROOT / 'configs' / 'kanet' / 'kanet_kv_imagenet.py'
-    small = [f'{split}_dataloader.{key}' for split in ('train', 'val', 'test')
-             for key in ('num_workers=0', 'batch_size=3')]
-    done = call(sys.executable, TOOLS / 'train.py', config, '--cfg-options', *small, 'train_cfg.max_epochs=1',
-                cwd=tmp_path)
+    small = [
+        f'{split}_dataloader.{key}' for split in ('train', 'val', 'test') for key in ('num_workers=0', 'batch_size=3')
+    ]
+    done = call(
+        sys.executable, TOOLS / 'train.py', config, '--cfg-options', *small, 'train_cfg.max_epochs=1', cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / 'work_dirs' / 'kanet_kv_imagenet' / 'epoch_1.pth'
-    assert torch.load(checkpoint, weights_only=False)['meta']['iter'] == 2
+    assert torch.load(checkpoint, weights_only=True)['meta']['iter'] == 2
 
-    done = call(sys.executable, TOOLS / 'test.py', config, checkpoint, '--tta', '--out', 'out.pkl',
-                '--work-dir', 'tested', '--cfg-options', *small, cwd=tmp_path)
+    done = call(
+        sys.executable,
+        TOOLS / 'test.py',
+        config,
+        checkpoint,
+        '--tta',
+        '--out',
+        'out.pkl',
+        '--work-dir',
+        'tested',
+        '--cfg-options',
+        *small,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     predictions = pickle.loads((tmp_path / 'out.pkl').read_bytes())
     assert [prediction['pred_score'].shape for prediction in predictions] == [(1000,)] * 6
@@ -65,17 +89,30 @@ def test_train_and_test_kanet_on_an_image_tree(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='about gloo on machines without CUDA')
 def test_two_processes_train_and_test_on_the_cpu(tmp_path):
+    launch.allow_checkpoint_globals()
     config = ROOT / 'configs' / 'kanet' / 'kanet-kv_digits.py'
     few = ['train_dataloader.num_batch_per_epoch=4', 'train_cfg.max_epochs=1']
-    done = call('bash', TOOLS / 'dist_train.sh', config, 2, '--work-dir', 'two processes', '--no-validate',
-                '--cfg-options', *few, cwd=tmp_path, PORT=free_port())
+    done = call(
+        'bash',
+        TOOLS / 'dist_train.sh',
+        config,
+        2,
+        '--work-dir',
+        'two processes',
+        '--no-validate',
+        '--cfg-options',
+        *few,
+        cwd=tmp_path,
+        PORT=free_port(),
+    )
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / 'two processes' / 'epoch_1.pth'
-    assert torch.load(checkpoint, weights_only=False)['meta']['iter'] == 4
+    assert torch.load(checkpoint, weights_only=True)['meta']['iter'] == 4
     assert done.stdout.count('Saving checkpoint at 1 epochs') == 1  # only the first process speaks
 
-    done = call('bash', TOOLS / 'dist_test.sh', config, checkpoint, 2, '--out', 'out.pkl', cwd=tmp_path,
-                PORT=free_port())
+    done = call(
+        'bash', TOOLS / 'dist_test.sh', config, checkpoint, 2, '--out', 'out.pkl', cwd=tmp_path, PORT=free_port()
+    )
     assert done.returncode == 0, done.stderr
     assert 'accuracy/top1' in done.stdout
     indices = [prediction['sample_idx'] for prediction in pickle.loads((tmp_path / 'out.pkl').read_bytes())]
@@ -114,27 +151,98 @@ def recorded(tmp_path):
 
 
 def test_slurm_train(recorded):
-    assert recorded('slurm_train.sh', 'part', 'a job', 'my config.py', 'my dir', '--cfg-options', 'a=[1, 2]', 'b=*',
-                    GPUS='16', GPUS_PER_NODE='4', CPUS_PER_TASK='3', SRUN_ARGS='--quotatype auto -x node1') == [
-        'srun', '-p', 'part', '--job-name=a job', '--gres=gpu:4', '--ntasks=16', '--ntasks-per-node=4',
-        '--cpus-per-task=3', '--kill-on-bad-exit=1', '--quotatype', 'auto', '-x', 'node1',
-        'python', '-u', str(TOOLS / 'train.py'), 'my config.py', '--work-dir', 'my dir', '--launcher', 'slurm',
-        '--cfg-options', 'a=[1, 2]', 'b=*']
+    assert recorded(
+        'slurm_train.sh',
+        'part',
+        'a job',
+        'my config.py',
+        'my dir',
+        '--cfg-options',
+        'a=[1, 2]',
+        'b=*',
+        GPUS='16',
+        GPUS_PER_NODE='4',
+        CPUS_PER_TASK='3',
+        SRUN_ARGS='--quotatype auto -x node1',
+    ) == [
+        'srun',
+        '-p',
+        'part',
+        '--job-name=a job',
+        '--gres=gpu:4',
+        '--ntasks=16',
+        '--ntasks-per-node=4',
+        '--cpus-per-task=3',
+        '--kill-on-bad-exit=1',
+        '--quotatype',
+        'auto',
+        '-x',
+        'node1',
+        'python',
+        '-u',
+        str(TOOLS / 'train.py'),
+        'my config.py',
+        '--work-dir',
+        'my dir',
+        '--launcher',
+        'slurm',
+        '--cfg-options',
+        'a=[1, 2]',
+        'b=*',
+    ]
 
 
 def test_slurm_test_with_defaults(recorded):
     assert recorded('slurm_test.sh', 'part', 'job', 'c.py', 'k.pth', '--tta') == [
-        'srun', '-p', 'part', '--job-name=job', '--gres=gpu:8', '--ntasks=8', '--ntasks-per-node=8',
-        '--cpus-per-task=5', '--kill-on-bad-exit=1',
-        'python', '-u', str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'slurm', '--tta']
+        'srun',
+        '-p',
+        'part',
+        '--job-name=job',
+        '--gres=gpu:8',
+        '--ntasks=8',
+        '--ntasks-per-node=8',
+        '--cpus-per-task=5',
+        '--kill-on-bad-exit=1',
+        'python',
+        '-u',
+        str(TOOLS / 'test.py'),
+        'c.py',
+        'k.pth',
+        '--launcher',
+        'slurm',
+        '--tta',
+    ]
 
 
 def test_dist_environment(recorded):
     torchrun = ['python', '-m', 'torch.distributed.run']
-    assert recorded('dist_train.sh', 'my config.py', '4', '--amp', NNODES='2', NODE_RANK='1', PORT='1234',
-                    MASTER_ADDR='10.0.0.1') == [
-        *torchrun, '--nnodes=2', '--node_rank=1', '--master_addr=10.0.0.1', '--master_port=1234',
-        '--nproc_per_node=4', str(TOOLS / 'train.py'), 'my config.py', '--launcher', 'pytorch', '--amp']
+    assert recorded(
+        'dist_train.sh', 'my config.py', '4', '--amp', NNODES='2', NODE_RANK='1', PORT='1234', MASTER_ADDR='10.0.0.1'
+    ) == [
+        *torchrun,
+        '--nnodes=2',
+        '--node_rank=1',
+        '--master_addr=10.0.0.1',
+        '--master_port=1234',
+        '--nproc_per_node=4',
+        str(TOOLS / 'train.py'),
+        'my config.py',
+        '--launcher',
+        'pytorch',
+        '--amp',
+    ]
     assert recorded('dist_test.sh', 'c.py', 'k.pth', '1', '--out', shlex.quote('a b.pkl')) == [
-        *torchrun, '--nnodes=1', '--node_rank=0', '--master_addr=127.0.0.1', '--master_port=29500',
-        '--nproc_per_node=1', str(TOOLS / 'test.py'), 'c.py', 'k.pth', '--launcher', 'pytorch', '--out', "'a b.pkl'"]
+        *torchrun,
+        '--nnodes=1',
+        '--node_rank=0',
+        '--master_addr=127.0.0.1',
+        '--master_port=29500',
+        '--nproc_per_node=1',
+        str(TOOLS / 'test.py'),
+        'c.py',
+        'k.pth',
+        '--launcher',
+        'pytorch',
+        '--out',
+        "'a b.pkl'",
+    ]

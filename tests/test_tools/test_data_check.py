@@ -18,17 +18,24 @@ def test_data_message(tmp_path, monkeypatch):
     with pytest.raises(LaunchError) as error:
         launch.check_data(cfg, 'configs/some.py', ('train', 'val'))
     text = str(error.value)
-    for part in (f"  {tmp_path}/data/imagenet  <- train_dataloader.dataset.data_root = 'data/imagenet'",
-                 '  data/imagenet/\n', 'meta/train.txt               optional', 'train/n01440764/*.JPEG',
-                 f'set in configs/some.py (or in a file of its _base_), relative ones from {tmp_path}',
-                 '--cfg-options train_dataloader.dataset.data_root=PATH val_dataloader.dataset.data_root=PATH',
-                 'tools/train.py configs/kanet/kanet-kv_digits.py    (or: make demo)'):
+    for part in (
+        f"  {tmp_path}/data/imagenet  <- train_dataloader.dataset.data_root = 'data/imagenet'",
+        '  data/imagenet/\n',
+        'meta/train.txt               optional',
+        'train/n01440764/*.JPEG',
+        f'set in configs/some.py (or in a file of its _base_), relative ones from {tmp_path}',
+        '--cfg-options train_dataloader.dataset.data_root=PATH val_dataloader.dataset.data_root=PATH',
+        'tools/train.py configs/kanet/kanet-kv_digits.py    (or: make demo)',
+    ):
         assert part in text
 
 
 def test_data_only_of_the_used_splits(tmp_path):
-    cfg = ConfigDict(train_dataloader=dict(dataset=dict(type='A', data_root=str(tmp_path))),
-                     test_dataloader=dict(dataset=dict(type='A', data_root='/gone')), val_dataloader=None)
+    cfg = ConfigDict(
+        train_dataloader=dict(dataset=dict(type='A', data_root=str(tmp_path))),
+        test_dataloader=dict(dataset=dict(type='A', data_root='/gone')),
+        val_dataloader=None,
+    )
     assert data_check.find_missing(cfg, ('train', 'val')) == []
     assert [item.key for item in data_check.find_missing(cfg, ('test',))] == ['test_dataloader.dataset.data_root']
 
@@ -36,18 +43,29 @@ def test_data_only_of_the_used_splits(tmp_path):
 def test_data_parts_below_the_root(tmp_path):
     (tmp_path / 'train2017').mkdir()
     missing = data_check.find_missing(
-        data_config(type='CocoDataset', data_root=f'{tmp_path}/', ann_file='annotations/a.json',
-                    data_prefix=dict(img='train2017/', seg='')), ['train'])
+        data_config(
+            type='CocoDataset',
+            data_root=f'{tmp_path}/',
+            ann_file='annotations/a.json',
+            data_prefix=dict(img='train2017/', seg=''),
+        ),
+        ['train'],
+    )
     assert [(item.path, item.key) for item in missing] == [
-        (f'{tmp_path}/annotations/a.json', 'train_dataloader.dataset.ann_file')]
-    assert data_check.find_missing(
-        data_config(type='CocoDataset', data_root='/gone', ann_file='a.json'), ['train'])[0].path == '/gone'
+        (f'{tmp_path}/annotations/a.json', 'train_dataloader.dataset.ann_file')
+    ]
+    assert (
+        data_check.find_missing(data_config(type='CocoDataset', data_root='/gone', ann_file='a.json'), ['train'])[
+            0
+        ].path
+        == '/gone'
+    )
 
 
 def test_data_nested(tmp_path):
     parts = [dict(type='VOCDataset', data_root=str(tmp_path)), dict(type='VOCDataset', data_root='/gone')]
     cfg = data_config(type='RepeatDataset', dataset=dict(type='ConcatDataset', datasets=parts))
-    missing, = data_check.find_missing(cfg, ['train'])
+    (missing,) = data_check.find_missing(cfg, ['train'])
     assert missing.key == 'train_dataloader.dataset.dataset.datasets.1.data_root'
     text = data_check.describe_missing([missing], 'c.py')
     assert '--cfg-options train_dataloader.dataset.dataset.datasets.1.data_root=PATH' in text
@@ -57,7 +75,7 @@ def test_data_nested(tmp_path):
 def test_data_imagenet_split(tmp_path):
     make_image_tree(tmp_path, with_meta=False)
     assert data_check.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='val'), ['train']) == []
-    missing, = data_check.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='test'), ['train'])
+    (missing,) = data_check.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='test'), ['train'])
     assert (missing.path, missing.key) == (f'{tmp_path}/test', 'train_dataloader.dataset.split')
 
 
@@ -71,8 +89,11 @@ def test_data_of_an_unknown_type():
 
 
 def test_data_remote_or_none_is_not_looked_at():
-    for dataset in (dict(type='A', data_root='s3://bucket/x', ann_file='a.json'), dict(type='mmkron.Digits'),
-                    dict(type='A', data_root=None, ann_file='', data_prefix=dict(img='http://host/x'))):
+    for dataset in (
+        dict(type='A', data_root='s3://bucket/x', ann_file='a.json'),
+        dict(type='mmkron.Digits'),
+        dict(type='A', data_root=None, ann_file='', data_prefix=dict(img='http://host/x')),
+    ):
         assert data_check.find_missing(data_config(**dataset), ['train']) == []
 
 

@@ -69,8 +69,11 @@ def test_main_speaks_once(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         launch.main(fail, Namespace(launcher='none', local_rank=0))
     assert stop.value.code == 'error: what is wrong'
-    for launcher, name in (('pytorch', 'LOCAL_RANK'), ('slurm', 'SLURM_LOCALID'),
-                           ('mpi', 'OMPI_COMM_WORLD_LOCAL_RANK')):
+    for launcher, name in (
+        ('pytorch', 'LOCAL_RANK'),
+        ('slurm', 'SLURM_LOCALID'),
+        ('mpi', 'OMPI_COMM_WORLD_LOCAL_RANK'),
+    ):
         monkeypatch.setenv(name, '1')
         with pytest.raises(SystemExit) as stop:
             launch.main(fail, Namespace(launcher=launcher, local_rank=0))
@@ -107,8 +110,9 @@ def test_cpu_group(monkeypatch):
     assert launch.init_cpu_group(cfg) is True
     assert opened == [(('gloo',), {})]
     assert cfg.env_cfg.dist_cfg.backend == 'gloo'
-    assert cfg.model_wrapper_cfg == dict(type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False,
-                                         find_unused_parameters=True)
+    assert cfg.model_wrapper_cfg == dict(
+        type='MMDistributedDataParallel', device_ids=None, broadcast_buffers=False, find_unused_parameters=True
+    )
     cfg = Config(dict(launcher='pytorch', model_wrapper_cfg=dict(type='Own')))
     assert launch.init_cpu_group(cfg) is True
     assert cfg.model_wrapper_cfg == dict(type='Own')
@@ -127,8 +131,17 @@ def test_train_then_resume(trained, tiny_config, train_args):
     assert 'accuracy/top1' in log
 
     # No learning rate: what the second epoch ends with is what it started from.
-    runner = launch.train(train_args(tiny_config, '--work-dir', trained, '--resume', '--cfg-options',
-                                     'train_cfg.max_epochs=2', 'model.backbone.norm_eval=True'))
+    runner = launch.train(
+        train_args(
+            tiny_config,
+            '--work-dir',
+            trained,
+            '--resume',
+            '--cfg-options',
+            'train_cfg.max_epochs=2',
+            'model.backbone.norm_eval=True',
+        )
+    )
     assert (runner.epoch, runner.iter) == (2, 4)
     assert not (trained / 'epoch_0.pth').exists()
     second = torch.load(trained / 'epoch_2.pth')
@@ -139,23 +152,48 @@ def test_resume_has_the_same_weights(trained, tiny_config, train_args, monkeypat
     seen = {}
 
     def run(loop):
-        seen.update(epoch=loop.epoch, weights={k: v.clone() for k, v in loop.runner.model.state_dict().items()},
-                    momentum=loop.runner.optim_wrapper.state_dict()['state'])
+        seen.update(
+            epoch=loop.epoch,
+            weights={k: v.clone() for k, v in loop.runner.model.state_dict().items()},
+            momentum=loop.runner.optim_wrapper.state_dict()['state'],
+        )
 
     monkeypatch.setattr('mmengine.runner.EpochBasedTrainLoop.run', run)
-    launch.train(train_args(tiny_config, '--work-dir', trained, '--resume', trained / 'epoch_1.pth', '--cfg-options',
-                            'train_cfg.max_epochs=2', 'randomness.seed=7'))
+    launch.train(
+        train_args(
+            tiny_config,
+            '--work-dir',
+            trained,
+            '--resume',
+            trained / 'epoch_1.pth',
+            '--cfg-options',
+            'train_cfg.max_epochs=2',
+            'randomness.seed=7',
+        )
+    )
     saved = torch.load(trained / 'epoch_1.pth')
     assert seen['epoch'] == 1  # of 0, 1: the next one to run is the second
     assert seen['weights'].keys() == saved['state_dict'].keys()
     assert all(torch.equal(value, saved['state_dict'][key]) for key, value in seen['weights'].items())
-    assert all(torch.equal(seen['momentum'][i]['momentum_buffer'], state['momentum_buffer'])
-               for i, state in saved['optimizer']['state'].items())
+    assert all(
+        torch.equal(seen['momentum'][i]['momentum_buffer'], state['momentum_buffer'])
+        for i, state in saved['optimizer']['state'].items()
+    )
 
 
 def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_path):
-    metrics = launch.test(test_args(tiny_config, trained / 'epoch_1.pth', '--work-dir', tmp_path / 'test', '--out',
-                                    tmp_path / 'out.pkl', '--show-dir', tmp_path / 'vis'))
+    metrics = launch.test(
+        test_args(
+            tiny_config,
+            trained / 'epoch_1.pth',
+            '--work-dir',
+            tmp_path / 'test',
+            '--out',
+            tmp_path / 'out.pkl',
+            '--show-dir',
+            tmp_path / 'vis',
+        )
+    )
     predictions = pickle.loads((tmp_path / 'out.pkl').read_bytes())
     assert len(predictions) == 6
     for prediction in predictions:
@@ -164,17 +202,30 @@ def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_pat
     right = sum(p['pred_label'].item() == p['gt_label'].item() for p in predictions)
     assert metrics['accuracy/top1'] == pytest.approx(100 * right / 6)
     assert sorted(path.name for path in (tmp_path / 'vis').iterdir()) == sorted(
-        f'{name}_{i}.JPEG_0.png' for name in CLASSES for i in range(3))
+        f'{name}_{i}.JPEG_0.png' for name in CLASSES for i in range(3)
+    )
 
 
 def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
     scores = {}
-    flip = "[dict(type='mmkron.LoadImageFromFile'),dict(type='Resize',scale=(32,32))," \
-           "dict(type='RandomFlip',prob={}),dict(type='PackInputs')]"
-    for name, extra in (('plain', []), ('flipped', ['--cfg-options', 'test_dataloader.dataset.pipeline=FLIPPED']),
-                        ('tta', ['--tta'])):
-        args = test_args(tiny_config, trained / 'epoch_1.pth', '--work-dir', tmp_path / name, '--out',
-                         tmp_path / f'{name}.pkl', *extra)
+    flip = (
+        "[dict(type='mmkron.LoadImageFromFile'),dict(type='Resize',scale=(32,32)),"
+        "dict(type='RandomFlip',prob={}),dict(type='PackInputs')]"
+    )
+    for name, extra in (
+        ('plain', []),
+        ('flipped', ['--cfg-options', 'test_dataloader.dataset.pipeline=FLIPPED']),
+        ('tta', ['--tta']),
+    ):
+        args = test_args(
+            tiny_config,
+            trained / 'epoch_1.pth',
+            '--work-dir',
+            tmp_path / name,
+            '--out',
+            tmp_path / f'{name}.pkl',
+            *extra,
+        )
         if name == 'flipped':
             args.cfg_options = {'test_dataloader.dataset.pipeline': eval(flip.format(1.0))}
         launch.test(args)
@@ -187,8 +238,16 @@ def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
 def test_meta_file_decides_the_labels(tmp_path, tiny_config, train_args):
     root = make_image_tree(tmp_path / 'with_meta', with_meta=True)
     (root / 'meta' / 'train.txt').write_text(f'{CLASSES[1]}/{CLASSES[1]}_2.JPEG 0\n' * 2)
-    runner = launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'work', '--no-validate', '--cfg-options',
-                                     f'train_dataloader.dataset.data_root={root}'))
+    runner = launch.train(
+        train_args(
+            tiny_config,
+            '--work-dir',
+            tmp_path / 'work',
+            '--no-validate',
+            '--cfg-options',
+            f'train_dataloader.dataset.data_root={root}',
+        )
+    )
     info = runner.train_dataloader.dataset.get_data_info(0)
     assert len(runner.train_dataloader.dataset) == 2
     assert (info['gt_label'], info['img_path']) == (0, f'{root}/train/{CLASSES[1]}/{CLASSES[1]}_2.JPEG')
@@ -199,8 +258,11 @@ def test_truncated_image_is_named(tmp_path, tiny_config, train_args, workers):
     path = tmp_path / 'imagenet' / 'train' / CLASSES[1] / f'{CLASSES[1]}_1.JPEG'
     path.write_bytes(path.read_bytes()[:-300])
     with pytest.raises(ValueError, match=f'{path}.*truncated'):
-        launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'work', '--cfg-options',
-                                f'train_dataloader.num_workers={workers}'))
+        launch.train(
+            train_args(
+                tiny_config, '--work-dir', tmp_path / 'work', '--cfg-options', f'train_dataloader.num_workers={workers}'
+            )
+        )
 
 
 def test_runs_leave_no_scope_behind(trained, tiny_config, train_args, tmp_path):
@@ -216,7 +278,6 @@ def test_runner_type(monkeypatch):
     from mmengine.runner import Runner
 
     class OtherRunner(Runner):
-
         @classmethod
         def from_cfg(cls, cfg):
             return cls, cfg
@@ -239,7 +300,6 @@ class Touch:
 
 
 class Attribute:
-
     def __init__(self, owner, name):
         self.owner, self.name = owner, name
 
@@ -264,8 +324,15 @@ def test_allowed_globals_are_enough_and_no_more(tmp_path):
     launch.allow_checkpoint_globals()  # twice does no harm
     history = HistoryBuffer()
     history.update(1.5)
-    content = dict(history=history, best=np.float64(0.5), count=np.int64(3), flag=np.bool_(True), text=np.str_('a'),
-                   array=np.arange(6, dtype=np.float32).reshape(2, 3), names=np.array(['a', 'bc']))
+    content = dict(
+        history=history,
+        best=np.float64(0.5),
+        count=np.int64(3),
+        flag=np.bool_(True),
+        text=np.str_('a'),
+        array=np.arange(6, dtype=np.float32).reshape(2, 3),
+        names=np.array(['a', 'bc']),
+    )
     torch.save(content, tmp_path / 'a.pth')
     loaded = torch.load(tmp_path / 'a.pth', weights_only=True)
     assert loaded['history'].current() == 1.5

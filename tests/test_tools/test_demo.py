@@ -1,0 +1,34 @@
+"""The demo: trains, then reports and draws what the best checkpoint predicts."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mmkron.engine import launch
+
+from .conftest import ROOT
+
+
+def test_demo(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+    import demo
+
+    options = ['train_cfg.max_epochs=2', 'train_dataloader.batch_size=128', 'param_scheduler=None']
+    config = str(ROOT / 'configs/kanet/kanet-kv_digits.py')
+    demo.main([config, '--work-dir', str(tmp_path), '--cfg-options', *options])
+    report = dict(re.split(r' {2,}| (?=/)', line, maxsplit=1) for line in capsys.readouterr().out.splitlines()[-4:])
+    assert set(report) == {'best top-1', 'checkpoint', 'log', 'picture'}
+
+    log = Path(report['log']).read_text()
+    scores = [float(score) for score in re.findall(r'accuracy/top1: ([\d.]+)', log)]
+    assert report['best top-1'] == f'{max(scores):.2f} % on 450 validation images'
+    assert 'eta: ' in log
+    launch.allow_checkpoint_globals()
+    checkpoint = torch.load(report['checkpoint'], weights_only=True)
+    assert checkpoint['meta']['epoch'] == 1 + int(np.argmax(scores))
+    picture = np.asarray(Image.open(report['picture']).convert('RGB'))
+    red = (picture[..., 0] > 200) & (picture[..., 1:] < 80).all(-1)
+    assert red.any()  # after two epochs some predictions are wrong
