@@ -1,13 +1,16 @@
-"""Shared paths."""
+"""What several test modules share."""
 
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 
-
-@pytest.fixture(scope='session')
-def root() -> Path:
-    """The root of the repository."""
-    return ROOT
+# arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224
+KANET_COUNTS = {
+    'kanet-kv': (3_448_448, 288_413_728),
+    'kanet-qkv': (3_448_448, 281_119_392),
+    'attnnet': (3_448_448, 365_374_304),
+    'attnnet-pool': (3_448_448, 300_248_480),
+    'mobilenet-v2-kao': (3_461_120, 298_649_632),
+    'kanet-wo-kao': (3_457_088, 290_538_368),
+    'mobilenet-v2': (3_469_760, 300_774_272),
+}

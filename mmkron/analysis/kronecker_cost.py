@@ -18,8 +18,8 @@ class AttentionCost(NamedTuple):
         madds: multiply-adds of the two products.
         coefficients: entries of the coefficient matrix.
         held: numbers in memory while the output is written (times 4 for bytes in float32): the output with the
-            coefficients; for QKV, whose outer sum comes after the coefficients are gone, with the means and the
-            attended means.
+            coefficients; for QKV, whose outer sum comes after the coefficients are gone, with the means of the context
+            and the attended means.
     """
 
     madds: int
@@ -62,7 +62,7 @@ def attention_cost(
     }[mode]
     coefficients = batch * queries * keys
     output = batch * value_channels * height * width
-    means = batch * queries * (channels + value_channels)
+    means = batch * (keys * channels + queries * value_channels)
     return AttentionCost(
         madds=coefficients * (channels + value_channels),
         coefficients=coefficients,

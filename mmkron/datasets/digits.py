@@ -46,3 +46,7 @@ class Digits(BaseDataset):
         train, val = train_test_split(rows, test_size=VAL_SIZE, stratify=digits.target, random_state=0)
         chosen = sorted(train if self.split == 'train' else val)
         return [dict(img=images[i], gt_label=int(digits.target[i]), sample_idx=int(i)) for i in chosen]
+
+    def get_cat_ids(self, idx: int) -> list[int]:
+        """The class of a sample, as ``ClassBalancedDataset`` asks for it."""
+        return [int(self.get_data_info(idx)['gt_label'])]

@@ -8,7 +8,8 @@ import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmkron.ops.kronecker import NORMS, CoefficientBN, attend, axis_means, check_map, outer_sum, pool_context
+from mmkron.ops.checks import check_choice, check_int, check_map, check_number
+from mmkron.ops.kronecker import NORMS, CoefficientBN, attend, axis_means, outer_sum, pool_context
 from mmkron.registry import MODELS
 
 
@@ -40,14 +41,16 @@ class KroneckerAttention2d(BaseModule):
         key_channels: width of the mapped query and key. Defaults to ``channels``.
         out_channels: width of the mapped value, so of the output. Defaults to ``channels``.
         context_channels: channels of the context map of cross-attention. Defaults to ``channels``.
-        norm: ``softmax``, ``bn_softmax`` or ``bn`` (see :func:`mmkron.ops.dense_attention`).
+        norm: ``softmax``, ``bn_softmax`` or ``bn`` (see :func:`mmkron.ops.dense_attention`). The batch statistics are
+            those of one process, also where other norms are synchronised.
         scale: factor on the coefficients before they are normalised.
-        residual: add the input, as a plug-in layer of an existing network should.
+        residual: add the input, as a plug-in layer of an existing network should. The value map then starts at zero,
+            so that the layer starts as the identity and trained weights around it keep their meaning.
         in_channels: another name of ``channels``, by which ``plugins=[...]`` of a host's ResNet passes it.
         init_cfg: initialisation; Xavier uniform (the paper's) by default.
 
     Raises:
-        ValueError: a value outside these choices, or widths that do not fit.
+        TypeError, ValueError: a value outside these choices, or widths that do not fit.
     """
 
     _abbr_ = 'kronecker_attention'
@@ -66,18 +69,23 @@ class KroneckerAttention2d(BaseModule):
         in_channels: int | None = None,
         init_cfg: dict | list | None = None,
     ) -> None:
-        super().__init__(init_cfg or dict(type='Xavier', layer='Conv1d', distribution='uniform'))
         if (channels is None) == (in_channels is None):
             raise ValueError(f'give channels or in_channels, one of the two; got {channels!r} and {in_channels!r}')
         channels = in_channels if channels is None else channels
-        key_channels = key_channels or channels
-        out_channels = out_channels or channels
-        context_channels = context_channels or channels
-        if mode not in REDUCTIONS:
-            raise ValueError(f'mode must be one of {tuple(REDUCTIONS)}, got {mode!r}')
-        if norm not in NORMS:
-            raise ValueError(f'norm must be one of {NORMS}, got {norm!r}')
-        if set(maps) - set('qkv') or len(set(maps)) != len(maps):
+        key_channels = channels if key_channels is None else key_channels
+        out_channels = channels if out_channels is None else out_channels
+        context_channels = channels if context_channels is None else context_channels
+        for name, width in (
+            ('channels', channels),
+            ('key_channels', key_channels),
+            ('out_channels', out_channels),
+            ('context_channels', context_channels),
+        ):
+            check_int(name, width)
+        check_choice('mode', mode, REDUCTIONS)
+        check_choice('norm', norm, NORMS)
+        check_number('scale', scale)
+        if not isinstance(maps, str) or set(maps) - set('qkv') or len(set(maps)) != len(maps):
             raise ValueError(f"maps must name some of q, k and v once each, as in 'v' or 'qkv'; got {maps!r}")
         widths = {'q': (channels, key_channels), 'k': (context_channels, key_channels)}
         for letter, (width, wanted) in widths.items():
@@ -88,6 +96,11 @@ class KroneckerAttention2d(BaseModule):
         if residual and out_channels != channels:
             raise ValueError(f'residual needs out_channels == channels, got {out_channels} and {channels}')
 
+        if init_cfg is None:
+            init_cfg = dict(type='Xavier', layer='Conv1d', distribution='uniform')
+            if residual and 'v' in maps:
+                init_cfg['override'] = dict(type='Constant', name='value_map', val=0)
+        super().__init__(init_cfg)
         self.channels = channels
         self.context_channels = context_channels
         self.mode = mode
@@ -97,6 +110,9 @@ class KroneckerAttention2d(BaseModule):
         self.query_map = nn.Conv1d(channels, key_channels, 1, bias=False) if 'q' in maps else nn.Identity()
         self.key_map = nn.Conv1d(context_channels, key_channels, 1, bias=False) if 'k' in maps else nn.Identity()
         self.value_map = nn.Conv1d(context_channels, out_channels, 1, bias=False) if 'v' in maps else nn.Identity()
+        if residual and 'v' in maps:
+            # Also where a host loads pretrained weights and initialises nothing else.
+            nn.init.zeros_(self.value_map.weight)
         self.coefficient_bn = None if norm == 'softmax' else nn.BatchNorm2d(1)
         if norm == 'bn_softmax':
             # Softmax cancels a shift.
@@ -111,7 +127,7 @@ class KroneckerAttention2d(BaseModule):
         """
         check_map('x', x, self.channels)
         if context is not None:
-            check_map('context', context, self.context_channels, x.shape[0])
+            check_map('context', context, self.context_channels, like=x)
         reduce_query, reduce_context = REDUCTIONS[self.mode]
         query = reduce_query(x)
         if context is None:
@@ -128,9 +144,12 @@ class KroneckerAttention2d(BaseModule):
         bn = self.coefficient_bn
         if bn is None:
             return None
+        momentum = bn.momentum
         if bn.training:
             bn.num_batches_tracked.add_(1)
-        return CoefficientBN(bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training, bn.momentum, bn.eps)
+            if momentum is None:  # a plain average, as in torch's batch norm
+                momentum = 1 / float(bn.num_batches_tracked)
+        return CoefficientBN(bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training, momentum, bn.eps)
 
     def extra_repr(self) -> str:
         return f'{self.channels}, mode={self.mode!r}, norm={self.norm!r}, scale={self.scale}, residual={self.residual}'

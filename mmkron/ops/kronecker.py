@@ -24,12 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmkron.ops.checks import check_choice, check_map
+
 NORMS = ('softmax', 'bn_softmax', 'bn')
 
-# Sizes where another form gets faster, measured by benchmarks/kronecker.py: from this many keys on, torch's tiled
-# attention; from this many coefficients a sample on, coefficients with one row a query.
-TILED_MIN_KEYS = 512
-ROWWISE_MIN_COEFFICIENTS = 2**18
+# Where another form gets faster (benchmarks/kronecker.md): from this many keys on, torch's tiled attention; from this
+# many keys a channel on, the statistics of the coefficients from second moments.
+TILED_MIN_KEYS = 1024
+MOMENTS_MIN_KEYS_PER_CHANNEL = 4
 
 
 class CoefficientBN(NamedTuple):
@@ -77,8 +79,10 @@ def dense_attention(
         Map (B, Cv, H, W).
 
     Raises:
-        TypeError: an input that is no floating-point tensor.
+        TypeError: an input that is no floating-point tensor; inputs of different dtypes.
         ValueError: inputs that are not maps, are empty or do not fit each other; an unknown ``norm``.
+
+    From ``TILED_MIN_KEYS`` keys on this is torch's tiled attention, which on the CPU has no second derivative.
     """
     key, value = _check_maps(query, key, value)
     out = attend(query.flatten(2), key.flatten(2), value.flatten(2), norm, scale, bn)
@@ -156,7 +160,10 @@ def axis_means(x: Tensor) -> Tensor:
 
 
 def pool_context(x: Tensor) -> Tensor:
-    """2 x 2 max pooling with a last partial window: map (B, C, H, W) -> (B, C, ceil(H / 2) * ceil(W / 2))."""
+    """2 x 2 max pooling with a last partial window: map (B, C, H, W) -> (B, C, ceil(H / 2) * ceil(W / 2)).
+
+    ``torch.export`` with dynamic sizes keeps their parity (torch's pooling guards on it).
+    """
     return F.max_pool2d(x, 2, ceil_mode=True).flatten(2)
 
 
@@ -186,8 +193,8 @@ def attend(
 
     Batch normalisation before softmax acts only through its scale, because softmax cancels a shift, and the scale
     can be applied to the keys. The variance that it needs follows from second moments of the columns, at a cost of
-    (n + m) d^2; so where the keys outnumber the channels the coefficients are never normalised in memory. Without
-    softmax the product is linear and ``(V K^T) Q`` needs no coefficients at all.
+    (n + m) d^2; so where there are many more keys than channels, the coefficients are never normalised in memory.
+    Without softmax the product is linear and ``(V K^T) Q`` needs no coefficients at all.
 
     Args:
         query: n columns, (B, d, n).
@@ -197,15 +204,17 @@ def attend(
 
     Returns:
         (B, p, n).
+
+    Raises:
+        ValueError: an unknown ``norm``.
     """
-    if norm not in NORMS:
-        raise ValueError(f'norm must be one of {NORMS}, got {norm!r}')
+    check_choice('norm', norm, NORMS)
     if norm == 'softmax':
         return _softmax_attend(query, key if scale == 1.0 else key * scale, value)
 
     bn = CoefficientBN() if bn is None else bn
     use_batch = bn.training or bn.running_var is None
-    if use_batch and key.shape[2] <= 2 * key.shape[1]:
+    if use_batch and key.shape[2] < MOMENTS_MIN_KEYS_PER_CHANNEL * key.shape[1]:
         return attend_plain(query, key, value, norm, scale, bn)
 
     if use_batch:
@@ -213,15 +222,19 @@ def attend(
         _update_running(bn, mean, var, query.shape[0] * query.shape[2] * key.shape[2])
     else:
         mean, var = bn.running_mean, bn.running_var
-    gain = torch.rsqrt(var + bn.eps)
+    # The gain alone may be too small for half precision; with the keys it is not.
+    gain = torch.rsqrt(_full(var) + bn.eps)
     if bn.weight is not None:
         gain = gain * bn.weight
+    keys = _full(key) * (gain * scale)
     if norm == 'bn_softmax':
-        return _softmax_attend(query, key * (gain * scale).to(key.dtype), value)
+        return _softmax_attend(query, keys.to(key.dtype), value)
 
     shift = -gain * mean if bn.bias is None else bn.bias - gain * mean
-    linear = torch.bmm(value, key.transpose(1, 2)) * (gain * scale).to(key.dtype)
-    return torch.bmm(linear, query) + shift.to(value.dtype) * value.sum(2, keepdim=True)
+    with torch.autocast(query.device.type, enabled=False):
+        values = _full(value)
+        out = torch.bmm(torch.bmm(values, keys.transpose(1, 2)), _full(query)) + shift * values.sum(2, keepdim=True)
+    return out.to(value.dtype)
 
 
 def attend_plain(
@@ -275,56 +288,31 @@ def coefficient_moments(query: Tensor, key: Tensor, scale: float = 1.0) -> tuple
 
 
 def _update_running(bn: CoefficientBN, mean: Tensor, var: Tensor, count: int) -> None:
-    if bn.running_var is None or not bn.training:
+    if not bn.training:
         return
+    unbiased = var * (count / (count - 1))
     with torch.no_grad():
-        bn.running_mean.lerp_(mean.to(bn.running_mean.dtype), bn.momentum)
-        bn.running_var.lerp_((var * (count / (count - 1))).to(bn.running_var.dtype), bn.momentum)
+        for buffer, value in ((bn.running_mean, mean), (bn.running_var, unbiased)):
+            if buffer is not None:
+                buffer.lerp_(value.to(buffer.dtype), bn.momentum)
 
 
 def _softmax_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    keys = key.shape[2]
     # A traced graph gets the two products: cost counters and exporters know them, and their sizes stay free.
-    if not _is_exporting() and keys >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
+    exporting = torch.jit.is_tracing() or getattr(torch.compiler, 'is_exporting', bool)()
+    if not exporting and key.shape[2] >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
         query, key, value = (x.transpose(1, 2).contiguous()[:, None] for x in (query, key, value))
         return F.scaled_dot_product_attention(query, key, value, scale=1.0)[:, 0].transpose(1, 2)
-    if not _reuses_buffers(query, key):
-        return torch.bmm(value, torch.softmax(torch.bmm(key.transpose(1, 2), query), 1))
-    if keys * query.shape[2] >= ROWWISE_MIN_COEFFICIENTS:
-        coefficients = torch.bmm(query.transpose(1, 2), key)
-        return torch.bmm(value, torch.softmax(coefficients, 2, out=coefficients).transpose(1, 2))
     coefficients = torch.bmm(key.transpose(1, 2), query)
-    return torch.bmm(value, torch.softmax(coefficients, 1, out=coefficients))
-
-
-def _reuses_buffers(query: Tensor, key: Tensor) -> bool:
-    """Whether softmax may write over its input: half the memory, and on the CPU up to twice as fast."""
-    graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    traced = _is_exporting() or torch.compiler.is_compiling()
-    return query.device.type == 'cpu' and not (graph or traced or torch.is_autocast_enabled('cpu'))
-
-
-def _is_exporting() -> bool:
-    return torch.jit.is_tracing() or getattr(torch.compiler, 'is_exporting', bool)()
+    # Without a graph softmax writes over its input: half the memory, and on the CPU up to twice as fast.
+    in_place = query.device.type == 'cpu' and not (
+        exporting or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled('cpu')
+    )
+    return torch.bmm(value, torch.softmax(coefficients, 1, out=coefficients if in_place else None))
 
 
 def _full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-def check_map(name: str, x: Tensor, channels: int | None = None, batch: int | None = None) -> None:
-    """Raises TypeError or ValueError, naming ``name``, unless ``x`` is a non-empty floating-point map (B, C, H, W)."""
-    if torch.jit.is_tracing():
-        return
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
-    if x.dim() != 4 or 0 in x.shape:
-        raise ValueError(f'{name} must be a map (B, C, H, W) with no empty dimension, got shape {tuple(x.shape)}')
-    if channels is not None and x.shape[1] != channels:
-        raise ValueError(f'{name} must have {channels} channels, got shape {tuple(x.shape)}')
-    if batch is not None and x.shape[0] != batch:
-        raise ValueError(f'{name} must have batch size {batch}, got shape {tuple(x.shape)}')
 
 
 def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -332,8 +320,8 @@ def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tupl
     key = query if key is None else key
     value = query if value is None else value
     check_map('query', query)
-    check_map('key', key, query.shape[1], query.shape[0])
-    check_map('value', value, batch=query.shape[0])
+    check_map('key', key, query.shape[1], like=query)
+    check_map('value', value, like=query)
     if not torch.jit.is_tracing() and key.shape[2:] != value.shape[2:]:
         raise ValueError(f'key and value must have equal map sizes, got {tuple(key.shape)} and {tuple(value.shape)}')
     return key, value

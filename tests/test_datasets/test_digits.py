@@ -42,3 +42,8 @@ def test_pixels():
 def test_bad_split():
     with pytest.raises(ValueError, match=r"split must be one of \('train', 'val'\), got 'test'"):
         Digits('test')
+
+
+def test_class_of_a_sample():
+    dataset = Digits('val')
+    assert [dataset.get_cat_ids(i) for i in range(5)] == [[s['gt_label']] for s in dataset.load_data_list()[:5]]

@@ -64,10 +64,25 @@ def test_widths_and_context():
 
 
 def test_residual():
-    layer = build(4)
+    """Starts as the identity, with and without init_weights; then adds the input."""
     x = torch.randn(2, 4, 5, 7).double()
-    with_residual = build(4, residual=True)
+    assert torch.equal(KroneckerAttention2d(4, residual=True).double()(x), x)
+    with_residual, layer = build(4, maps='qkv', residual=True), build(4, maps='qkv')
+    assert torch.equal(with_residual(x), x)
+    assert with_residual.query_map.weight.abs().sum() > 0
+    with_residual.load_state_dict(layer.state_dict())
     torch.testing.assert_close(with_residual(x), layer(x) + x)
+
+
+def test_average_of_all_batches():
+    """momentum=None, as torch's update_bn sets it: running statistics are the plain average."""
+    for channels in (2, 8):
+        layer = build(channels, norm='bn_softmax', maps='')
+        batches = [torch.randn(2, channels, 5, 7).double() for _ in range(3)]
+        coefficients = [torch.cat([x.mean(2), x.mean(3)], 2).mT @ x.flatten(2) for x in batches]
+        torch.optim.swa_utils.update_bn(batches, layer)
+        expected = torch.stack([c.var() for c in coefficients]).mean()
+        torch.testing.assert_close(layer.coefficient_bn.running_var, expected.view(1))
 
 
 def test_batch_norm_state():
@@ -118,12 +133,29 @@ def test_initialisation_is_xavier_uniform():
         (dict(key_channels=8), "q has 4 channels but key_channels is 8: add 'q' to maps"),
         (dict(maps='q', out_channels=8), "v has 4 channels but out_channels is 8: add 'v' to maps"),
         (dict(out_channels=8, residual=True), 'residual needs out_channels == channels, got 8 and 4'),
+        (dict(maps=None), 'maps must name some of q, k and v once each.*None'),
+        (dict(key_channels=0, maps='qk'), 'key_channels must be at least 1, got 0'),
         (dict(in_channels=4), 'give channels or in_channels, one of the two; got 4 and 4'),
     ],
 )
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         KroneckerAttention2d(4, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ('args', 'message'),
+    [
+        (('8',), "channels must be an int, got '8'"),
+        ((2.5,), 'channels must be an int, got 2.5'),
+        ((4, 'kv', 'v', True), 'key_channels must be an int, got True'),
+    ],
+)
+def test_bad_types(args, message):
+    with pytest.raises(TypeError, match=message):
+        KroneckerAttention2d(*args)
+    with pytest.raises(TypeError, match="scale must be a number, got '1'"):
+        KroneckerAttention2d(4, scale='1')
 
 
 def test_bad_input():
@@ -144,7 +176,7 @@ def test_build_as_plugin():
 
 @pytest.mark.parametrize('host', ['mmdet', 'mmseg'])
 def test_plugin_in_resnet(host):
-    """The plug-in stands behind the second convolution of the chosen stages and changes what the ResNet computes."""
+    """The plug-in stands behind the second convolution of the chosen stages, and changes nothing until it learns."""
     from mmengine.registry import MODELS
 
     plugin = dict(type='mmkron.KroneckerAttention2d', mode='kv', residual=True)
@@ -157,11 +189,18 @@ def test_plugin_in_resnet(host):
     layers = [m for m in resnet.modules() if isinstance(m, KroneckerAttention2d)]
     assert [m.channels for m in layers] == [32] * 6 + [64] * 3
     x = torch.randn(1, 3, 65, 97)
+    bare = MODELS.build(dict(type=f'{host}.ResNet', depth=50, base_channels=8))
+    bare.eval()
+    missing, unexpected = bare.load_state_dict(resnet.state_dict(), strict=False)
+    assert not missing
+    assert all('kronecker_attention' in key for key in unexpected)
     before = resnet(x)
+    for ours, theirs in zip(before, bare(x)):
+        torch.testing.assert_close(ours, theirs)
     assert [tuple(o.shape) for o in before] == [(1, 32, 17, 25), (1, 64, 9, 13), (1, 128, 5, 7), (1, 256, 3, 4)]
     with torch.no_grad():
         for layer in layers:
-            layer.value_map.weight.zero_()
+            layer.value_map.weight.add_(0.5)
     after = resnet(x)
     changed = [not torch.allclose(a, b) for a, b in zip(before, after)]
     assert changed == [False, False, True, True]

@@ -18,7 +18,7 @@ from mmkron.ops import (
     outer_sum,
     pooled_attention,
 )
-from mmkron.ops.kronecker import ROWWISE_MIN_COEFFICIENTS, TILED_MIN_KEYS, attend_plain, coefficient_moments
+from mmkron.ops.kronecker import TILED_MIN_KEYS, attend_plain, coefficient_moments
 
 OPERATORS = {
     'dense': dense_attention,
@@ -94,6 +94,8 @@ class TestOperators:
             attention(x, x[:, :2], x)
         with pytest.raises(ValueError, match=r'value must have batch size 2, got shape \(1, 3, 4, 5\)'):
             attention(x, x, x[:1])
+        with pytest.raises(TypeError, match='key must be of type torch.float64, got torch.float32'):
+            attention(x, x.float(), x)
         with pytest.raises(ValueError, match='key and value must have equal map sizes'):
             attention(x, x, x[..., :3])
         with pytest.raises(ValueError, match="norm must be one of .*'bn_softmax'.*, got 'sigmoid'"):
@@ -120,18 +122,19 @@ class TestOperators:
         torch.testing.assert_close(OPERATORS[kind](query, key, value, norm=norm), expected, rtol=1e-9, atol=1e-9)
 
     def test_feature_large(self, kind):
-        """A map so large that dense and pooled attention take the tiled form, and KV the row-wise one."""
-        x = maps(1, 3, 57, 60)
-        positions = 57 * 60
-        assert positions / 4 >= TILED_MIN_KEYS
-        assert positions * (57 + 60) >= ROWWISE_MIN_COEFFICIENTS
-        torch.testing.assert_close(OPERATORS[kind](x), numpy_attention(kind, x, x, x), rtol=1e-9, atol=1e-9)
+        """A map so large that dense and pooled attention take the tiled form; values with and without a graph."""
+        x = maps(1, 3, 64, 66)
+        assert x[0, 0].numel() / 4 >= TILED_MIN_KEYS
+        expected = numpy_attention(kind, x, x, x)
+        with torch.no_grad():
+            torch.testing.assert_close(OPERATORS[kind](x), expected, rtol=1e-9, atol=1e-9)
+        leaf = x.clone().requires_grad_()
+        torch.testing.assert_close(OPERATORS[kind](leaf).detach(), expected, rtol=1e-9, atol=1e-9)
 
-    def test_feature_with_and_without_graph(self, kind):
-        """Without a graph the buffers are reused; the values stay."""
-        for size in ((5, 7), (57, 60)):
-            x = maps(1, 3, *size)
-            torch.testing.assert_close(OPERATORS[kind](x.clone().requires_grad_()).detach(), OPERATORS[kind](x))
+    def test_memory_formats(self, kind):
+        x = maps(2, 3, 6, 8)
+        for other in (x.contiguous(memory_format=torch.channels_last), x.mT.contiguous().mT, x[:1].expand(2, 3, 6, 8)):
+            torch.testing.assert_close(OPERATORS[kind](other), OPERATORS[kind](other.contiguous()))
 
     @pytest.mark.parametrize('norm', NORMS)
     def test_gradcheck(self, kind, norm):
@@ -145,6 +148,16 @@ class TestOperators:
         x = maps(2, 3, 5, 6)
         compiled = torch.compile(OPERATORS[kind], backend='aot_eager', fullgraph=True)
         torch.testing.assert_close(compiled(x, norm=norm), OPERATORS[kind](x, norm=norm))
+
+    def test_function_transforms(self, kind):
+        """vmap, forward-mode and reverse-mode derivatives agree with a loop and with each other."""
+        x, tangent = maps(3, 2, 2, 4, 5), maps(2, 2, 4, 5, seed=1)
+        mapped = torch.func.vmap(OPERATORS[kind])(x)
+        torch.testing.assert_close(mapped, torch.stack([OPERATORS[kind](sample) for sample in x]))
+        _, forward = torch.func.jvp(OPERATORS[kind], (x[0],), (tangent,))
+        _, pull = torch.func.vjp(OPERATORS[kind], x[0])
+        cotangent = maps(2, 2, 4, 5, seed=2)
+        torch.testing.assert_close((forward * cotangent).sum(), (tangent * pull(cotangent)[0]).sum())
 
     def test_input_is_left_alone(self, kind):
         x = maps(2, 3, 5, 6)
@@ -279,12 +292,27 @@ class TestCoefficientBN:
             torch.testing.assert_close(state.running_var, reference.running_var)
 
     @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-    def test_autocast_does_not_overflow(self, dtype):
-        """Coefficients near 1e6 leave the range of float16; the normalised ones do not."""
-        for channels in (4, 40):
-            x = 300 * maps(2, channels, 9, 9, dtype=torch.float32)
-            with torch.autocast('cpu', dtype=dtype):
-                out = kronecker_attention_kv(x, norm='bn_softmax')
-            assert out.isfinite().all()
-            expected = kronecker_attention_kv(x, norm='bn_softmax')
-            assert (out.float() - expected).abs().max() < 0.05 * expected.abs().max()
+    @pytest.mark.parametrize('training', [True, False])
+    @pytest.mark.parametrize('attention', [dense_attention, kronecker_attention_kv])
+    @pytest.mark.parametrize('channels', [4, 40])
+    def test_half_precision_keeps_the_gain(self, dtype, training, attention, channels):
+        """Coefficients near 1e7 leave the range of float16, and the gain that normalises them is below it."""
+        x = (1000 * (maps(2, channels, 9, 9) + maps(2, channels, 1, 1, seed=1))).to(dtype)
+        coefficients = x.double().flatten(2).mT @ x.double().flatten(2)
+        stats = [value.view(1).float() for value in (coefficients.mean(), coefficients.var())]
+        exact = [value.double() for value in stats]
+        expected = attention(x.double(), norm='bn_softmax', bn=CoefficientBN(None, None, *exact, training))
+        plain = attention(x, norm='bn_softmax', bn=CoefficientBN(None, None, *stats, training))
+        with torch.autocast('cpu', dtype=dtype):
+            cast = attention(x.float(), norm='bn_softmax', bn=CoefficientBN(None, None, *stats, training))
+        for out in (plain, cast):
+            assert (out.double() - expected).abs().max() < 0.05 * expected.abs().max()
+
+    def test_bn_alone_in_half_precision(self):
+        """The sum over many keys is taken in float32; only the result has to fit."""
+        x = 6 * maps(2, 16, 64, 64).relu()
+        expected = dense_attention(x, norm='bn')
+        assert expected.abs().max() < 60000
+        with torch.autocast('cpu', dtype=torch.float16):
+            out = dense_attention(x.float(), norm='bn')
+        assert (out.double() - expected).abs().max() < 0.01 * expected.abs().max()

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn as nn
 import torch.utils.checkpoint as cp
 from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkron.ops.kronecker import check_map
+from mmkron.ops.checks import check_int, check_map
 
 
 class Backbone(BaseModule):
     """A stem and a list of stages, each a sequence of blocks.
 
-    A subclass passes the number of stages of the whole network, then builds ``self.stem`` and ``self.stages``
+    A subclass passes the number of stages of the whole network, then builds ``self.stem`` (``nn.Sequential``: MMEngine
+    initialises a direct child that knows how to by its own rule, over ``init_cfg``) and ``self.stages``
     (``nn.ModuleList`` of ``nn.Sequential``) up to ``self.last_stage`` only, so that no parameter is without a use, and
     calls :meth:`finish`. A state dict of the whole network loads all the same: the entries of stages that are not
     built are passed over.
@@ -38,11 +40,13 @@ class Backbone(BaseModule):
         init_cfg: dict | list | None = None,
     ) -> None:
         super().__init__(init_cfg)
+        check_int('in_channels', in_channels)
+        check_int('frozen_stages', frozen_stages, -1)
         self.in_channels = in_channels
         self.num_stages = num_stages
         self.out_indices = resolve_out_indices(out_indices, num_stages)
         self.last_stage = self.out_indices[-1]
-        if not isinstance(frozen_stages, int) or not -1 <= frozen_stages <= self.last_stage + 1:
+        if frozen_stages > self.last_stage + 1:
             raise ValueError(
                 f'frozen_stages must be -1 (none), 0 (stem) or up to {self.last_stage + 1} (stages that out_indices '
                 f'needs), got {frozen_stages!r}'
@@ -70,7 +74,7 @@ class Backbone(BaseModule):
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
-                recompute = self.with_cp and x.requires_grad
+                recompute = self.with_cp and torch.is_grad_enabled()
                 x = cp.checkpoint(block, x, use_reentrant=False) if recompute else block(x)
             if index in self.out_indices:
                 outs.append(x)

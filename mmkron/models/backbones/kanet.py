@@ -15,8 +15,10 @@ from mmcv.cnn import ConvModule, build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmkron.layers.kronecker_attention import KroneckerAttention2d
+from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
 from mmkron.models.backbones.base import Backbone, resolve_arch
+from mmkron.ops.checks import check_choice, check_int, check_number
+from mmkron.ops.kronecker import NORMS
 from mmkron.registry import MODELS
 
 # The paper's modules (figure 4): (skip, attention).
@@ -28,7 +30,8 @@ MODULES = {
 }
 
 # Rows as in table 1: module, expansion r, channels, repeats, stride of the first block. Every row of stride 2 begins a
-# stage. Layout A of the project's notes: the one reading of the text whose counts fit the published ones.
+# stage. The reading of the text that fits the counts of the paper's tables as far as they are known; see
+# configs/kanet/README.md.
 KANET_LAYOUT = (
     ('BaseSkip', 1, 16, 1, 1),
     ('BaseSkip', 6, 24, 2, 2),
@@ -95,9 +98,11 @@ class KANet(Backbone):
         out_indices: stages whose maps are returned, negatives count from the end.
         frozen_stages: -1 none, 0 the stem, k the stem and k stages.
         norm_eval: keep batch norm in evaluation mode while training.
-        norm_cfg: normalisation after each convolution; ``dict(type='BN')`` by default.
+        norm_cfg: normalisation after each convolution; None (the default) is ``dict(type='BN')``. That of the
+            attention coefficients is not part of it, and its statistics are those of one process.
         act_cfg: activation; ``dict(type='ReLU6')`` by default.
-        with_cp: recompute blocks in the backward pass to save memory.
+        with_cp: recompute blocks in the backward pass to save memory. As everywhere in torch, their running
+            statistics then move twice a step.
         init_cfg: initialisation; Xavier uniform (the paper's) by default.
 
     Raises:
@@ -120,10 +125,10 @@ class KANet(Backbone):
         init_cfg: dict | list | None = None,
     ) -> None:
         settings = resolve_arch(arch, ARCHS)
-        if stem_stride not in (1, 2):
-            raise ValueError(f'stem_stride must be 1 or 2, got {stem_stride!r}')
-        if widen_factor <= 0:
-            raise ValueError(f'widen_factor must be positive, got {widen_factor!r}')
+        check_choice('stem_stride', stem_stride, (1, 2))
+        check_number('widen_factor', widen_factor, above=0)
+        check_choice('attention of arch', settings['attention'], REDUCTIONS)
+        check_choice('coefficient_norm', coefficient_norm, NORMS)
         rows = group_rows(settings['layout'])
         super().__init__(
             in_channels,
@@ -138,7 +143,7 @@ class KANet(Backbone):
         attention = dict(mode=settings['attention'], norm=coefficient_norm)
 
         width = scale_channels(32, widen_factor)
-        self.stem = ConvModule(in_channels, width, 3, stem_stride, 1, **norms)
+        self.stem = nn.Sequential(ConvModule(in_channels, width, 3, stem_stride, 1, **norms))
         self.stages = nn.ModuleList()
         stride, channels, strides = stem_stride, [], []
         for stage_rows in rows[: self.last_stage + 1]:
@@ -196,14 +201,10 @@ class KANetModule(BaseModule):
         act_cfg: dict,
     ) -> None:
         super().__init__()
-        if module not in MODULES:
-            raise ValueError(f'module must be one of {tuple(MODULES)}, got {module!r}')
+        check_choice('module', module, MODULES)
         self.skip, has_attention = MODULES[module]
-        least = 2 if has_attention else 1
-        if not isinstance(expansion, int) or expansion < least:
-            raise ValueError(f'expansion of {module} must be an int of at least {least}, got {expansion!r}')
-        if stride not in (1, 2):
-            raise ValueError(f'stride must be 1 or 2, got {stride!r}')
+        check_int(f'expansion of {module}', expansion, 2 if has_attention else 1)
+        check_choice('stride', stride, (1, 2))
         self.stride = stride
         self.add_input = stride == 1 and in_channels == out_channels
         norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
@@ -243,14 +244,16 @@ def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
     """The rows of a layout by stage: each row of stride 2 begins one.
 
     Raises:
-        ValueError: no rows, or a row that is not module, expansion, channels, repeats, stride.
+        TypeError, ValueError: no rows, or a row that is not module, expansion, channels, repeats, stride.
     """
-    if not layout:
-        raise ValueError('layout must have at least one row, got none')
+    if not isinstance(layout, Sequence) or not layout:
+        raise ValueError(f'layout must be a sequence of at least one row, got {layout!r}')
     stages: list[list[Sequence]] = [[]]
     for row in layout:
         if len(row) != 5:
             raise ValueError(f'a row of layout must be (module, expansion, channels, repeats, stride), got {row!r}')
+        check_int('channels of a row', row[2])
+        check_int('repeats of a row', row[3])
         if row[4] == 2 and stages[-1]:
             stages.append([])
         stages[-1].append(row)

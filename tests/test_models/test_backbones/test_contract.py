@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 import pickle
 from typing import Any, NamedTuple
@@ -125,7 +126,9 @@ def test_every_parameter_gets_a_gradient(case, out_indices):
         (dict(out_indices='0'), TypeError, "out_indices must be an int or a sequence of ints, got '0'"),
         (dict(out_indices=1.0), TypeError, 'out_indices must be an int or a sequence of ints, got 1.0'),
         (dict(frozen_stages=9), ValueError, r'frozen_stages must be -1 \(none\).*got 9'),
-        (dict(frozen_stages=-2), ValueError, r'frozen_stages must be -1 \(none\).*got -2'),
+        (dict(frozen_stages=-2), ValueError, 'frozen_stages must be at least -1, got -2'),
+        (dict(frozen_stages=True), TypeError, 'frozen_stages must be an int, got True'),
+        (dict(in_channels=0), ValueError, 'in_channels must be at least 1, got 0'),
         (dict(out_indices=0, frozen_stages=2), ValueError, r'up to 1 .*got 2'),
     ],
 )
@@ -185,15 +188,29 @@ def test_norm_cfg(case):
 
 
 def test_with_cp(case):
+    """Equal outputs and gradients, though every block runs a second time in the backward pass."""
     results = []
     for with_cp in (False, True):
-        model = build(case, with_cp=with_cp, out_indices=(1, -1)).double().train()
-        x = image(2, 3, 64, 64, dtype=torch.float64).requires_grad_()
-        outs = model(x)
+        model = build(case, with_cp=with_cp, out_indices=(1, -1), frozen_stages=0).double().train()
+        runs = []
+        for block in itertools.chain(*model.stages):
+            block.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        outs = model(image(2, 3, 64, 64, dtype=torch.float64))
+        blocks = len(runs)
         sum(o.pow(2).sum() for o in outs).backward()
-        results.append([*outs, x.grad, *(p.grad for p in model.parameters())])
+        assert len(runs) == blocks * (1 + with_cp)
+        results.append([*outs, *(p.grad for p in model.parameters() if p.requires_grad)])
     for plain, checkpointed in zip(*results):
         torch.testing.assert_close(checkpointed, plain)
+
+
+def test_init_cfg_reaches_every_weight(case):
+    """MMEngine lets a direct child that knows its own initialisation undo the backbone's."""
+    model = build(case, init_cfg=dict(type='Constant', layer=['Conv1d', 'Conv2d', 'Linear'], val=0.25))
+    weights = {name: p for name, p in model.named_parameters() if p.dim() > 1}
+    assert weights
+    for name, weight in weights.items():
+        assert (weight == 0.25).all(), name
 
 
 def test_no_state_between_calls(case):

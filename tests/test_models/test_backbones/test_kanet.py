@@ -6,20 +6,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.analysis import FlopAnalyzer
 
+from conftest import KANET_COUNTS
 from mmkron.models import KANet
 from mmkron.models.backbones.kanet import ARCHS, KANET_LAYOUT, KANetModule, scale_channels
 from mmkron.ops import kronecker_attention_kv
 
-# arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224
-COUNTS = {
-    'kanet-kv': (3_448_448, 288_413_728),
-    'kanet-qkv': (3_448_448, 281_119_392),
-    'attnnet': (3_448_448, 365_374_304),
-    'attnnet-pool': (3_448_448, 300_248_480),
-    'mobilenet-v2-kao': (3_461_120, 298_649_632),
-    'kanet-wo-kao': (3_457_088, 290_538_368),
-    'mobilenet-v2': (3_469_760, 300_774_272),
-}
 PRODUCTS = ('conv', 'linear', 'bmm', 'matmul', 'einsum')
 
 
@@ -44,7 +35,7 @@ def count(model, size=224):
 
 @pytest.mark.parametrize('arch', ARCHS)
 def test_counts(arch):
-    assert count(Classifier(arch=arch)) == COUNTS[arch]
+    assert count(Classifier(arch=arch)) == KANET_COUNTS[arch]
 
 
 def test_counts_of_the_other_readings():
@@ -75,6 +66,17 @@ def test_mobilenet_v2_equals_torchvision():
     ours.load_state_dict(dict(zip(target, source)))
     x = torch.randn(2, 3, 65, 97)
     torch.testing.assert_close(ours(x)[0], theirs.features(x), rtol=1e-4, atol=1e-5)
+
+
+def test_initialisation():
+    """Xavier uniform everywhere: each weight fills its bound and does not leave it."""
+    model = KANet('kanet-kv')
+    model.init_weights()
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)
+            bound = (6 / (fan_in + fan_out)) ** 0.5
+            assert 0.9 * bound < weight.abs().max() <= bound, name
 
 
 def build_module(kind, out_channels, stride, expansion=3, channels=4):
@@ -165,17 +167,36 @@ def test_other_layout():
 @pytest.mark.parametrize(
     ('kwargs', 'message'),
     [
-        (dict(stem_stride=3), 'stem_stride must be 1 or 2, got 3'),
-        (dict(widen_factor=0), 'widen_factor must be positive, got 0'),
-        (dict(coefficient_norm='layer'), "norm must be one of .*, got 'layer'"),
-        (dict(arch=dict(layout=[], attention='kv')), 'layout must have at least one row, got none'),
-        (dict(arch=dict(layout=[('Base', 6, 16)], attention='kv')), "a row of layout must be .*'Base', 6, 16"),
-        (dict(arch=dict(layout=[('Attention', 6, 16, 1, 1)], attention='kv')), "module must be .*, got 'Attention'"),
-        (dict(arch=dict(layout=[('Attn', 1, 16, 1, 1)], attention='kv')), 'expansion of Attn .* at least 2, got 1'),
-        (dict(arch=dict(layout=[('Base', 6, 16, 1, 3)], attention='kv')), 'stride must be 1 or 2, got 3'),
-        (dict(arch=dict(layout=[('Attn', 6, 16, 1, 1)], attention='axial')), "mode must be one of .*, got 'axial'"),
+        (dict(stem_stride=3), r'stem_stride must be one of \(1, 2\), got 3'),
+        (dict(widen_factor=0), 'widen_factor must be greater than 0, got 0'),
+        (dict(coefficient_norm='layer'), "coefficient_norm must be one of .*, got 'layer'"),
     ],
 )
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         KANet(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ('row', 'message'),
+    [
+        (('Base', 6, 16), "a row of layout must be .*'Base', 6, 16"),
+        (('Base', 6, 16, 0, 1), 'repeats of a row must be at least 1, got 0'),
+        (('Base', 6, -8, 1, 1), 'channels of a row must be at least 1, got -8'),
+        (('Attention', 6, 16, 1, 1), "module must be .*, got 'Attention'"),
+        (('Attn', 1, 16, 1, 1), 'expansion of Attn must be at least 2, got 1'),
+        (('Base', 6, 16, 1, 3), r'stride must be one of \(1, 2\), got 3'),
+    ],
+)
+def test_bad_rows(row, message):
+    with pytest.raises(ValueError, match=message):
+        KANet(dict(layout=[row], attention='kv'))
+
+
+def test_bad_layouts():
+    with pytest.raises(ValueError, match=r'layout must be a sequence of at least one row, got \[\]'):
+        KANet(dict(layout=[], attention='kv'))
+    with pytest.raises(ValueError, match="attention of arch must be one of .*, got 'axial'"):
+        KANet(dict(layout=KANET_LAYOUT, attention='axial'))
+    with pytest.raises(TypeError, match="widen_factor must be a number, got '1'"):
+        KANet(widen_factor='1')

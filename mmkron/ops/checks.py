@@ -1,0 +1,60 @@
+"""Checks of arguments: each raises one error that names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises ValueError unless ``value`` is one of ``choices``."""
+    choices = tuple(choices)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f'{name} must be one of {choices}, got {value!r}')
+
+
+def check_int(name: str, value: Any, least: int = 1) -> None:
+    """Raises TypeError unless ``value`` is an int (and no bool), ValueError if it is below ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f'{name} must be an int, got {value!r}')
+    if value < least:
+        raise ValueError(f'{name} must be at least {least}, got {value!r}')
+
+
+def check_number(name: str, value: Any, above: float | None = None) -> None:
+    """Raises TypeError unless ``value`` is an int or float, ValueError unless it is greater than ``above``."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f'{name} must be a number, got {value!r}')
+    if above is not None and not value > above:
+        raise ValueError(f'{name} must be greater than {above}, got {value!r}')
+
+
+def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | None = None) -> None:
+    """Raises unless ``x`` is a non-empty floating-point map (B, C, H, W).
+
+    Args:
+        name: what the message calls it.
+        x: the input.
+        channels: the channels that it must have.
+        like: a map whose batch size and dtype it must have.
+
+    Raises:
+        TypeError: no tensor, no floating-point tensor, or of another dtype than ``like``.
+        ValueError: of other dimensions, channels or batch size, or empty.
+    """
+    if torch.jit.is_tracing():
+        return
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
+    if x.dim() != 4 or 0 in x.shape:
+        raise ValueError(f'{name} must be a map (B, C, H, W) with no empty dimension, got shape {tuple(x.shape)}')
+    if channels is not None and x.shape[1] != channels:
+        raise ValueError(f'{name} must have {channels} channels, got shape {tuple(x.shape)}')
+    if like is not None and x.shape[0] != like.shape[0]:
+        raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
+    if like is not None and x.dtype != like.dtype:
+        raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
