@@ -22,6 +22,7 @@ from mmkron.ops import (
     attend,
     axis_means,
     dense_attention,
+    kronecker,
     kronecker_attention_kv,
     kronecker_attention_qkv,
     pooled_attention,
@@ -60,6 +61,11 @@ def train_step(form: Callable[[Tensor], Tensor], x: Tensor) -> None:
     if isinstance(form, torch.nn.Module):
         form.zero_grad(set_to_none=True)
     form(x.detach().requires_grad_()).sum().backward()
+
+
+def no_grad_step(form: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    with torch.no_grad():
+        form(x)
 
 
 def compare_operators() -> str:
@@ -147,6 +153,28 @@ def compare_batch_norm() -> str:
     return table(['attention, input', 'in memory ms', 'as chosen ms', 'faster'], rows)
 
 
+def compare_tiled() -> str:
+    """dense_attention by its two products and by torch's tiled attention, around the size where it changes over."""
+    rows = []
+    chosen = kronecker.TILED_MIN_KEYS
+    for channels in (8, 64, 256):
+        for size in (20, 28, 32, 40):
+            x = torch.randn(8, channels, size, size) / channels**0.5
+
+            def run(least_keys: int, step: Callable, x: Tensor = x) -> None:
+                kronecker.TILED_MIN_KEYS = least_keys
+                step(dense_attention, x)
+
+            seconds = []
+            for step in (no_grad_step, train_step):
+                forms = {'products': partial(run, size**2 + 1, step), 'tiled': partial(run, 0, step)}
+                seconds.append(medians(forms, rounds=5))
+            ratios = [f'{each["products"] / each["tiled"]:.2f}' for each in seconds]
+            rows.append([f'(8, {channels}, {size}, {size})', f'{size**2}', *ratios])
+    kronecker.TILED_MIN_KEYS = chosen
+    return table(['input', 'keys', 'tiled is faster, forward', 'forward + backward'], rows)
+
+
 def draw(path: Path) -> None:
     """Time and memory against the size of the map, all four operators."""
     sizes = (7, 10, 14, 20, 28, 40, 56, 80)
@@ -185,6 +213,7 @@ def main() -> None:
         ('Multiply-adds and memory in closed form, (8, 8, H, W), float32', compare_memory),
         ('QKV layer against kronecker-attention-pytorch', compare_package),
         ('Batch norm of the coefficients, forward + backward', compare_batch_norm),
+        ('Dense attention: two products or tiled', compare_tiled),
     ):
         print(title, flush=True)
         text = part()

@@ -30,7 +30,7 @@ NORMS = ('softmax', 'bn_softmax', 'bn')
 
 # Where another form gets faster (benchmarks/kronecker.md): from this many keys on, torch's tiled attention; from this
 # many keys a channel on, the statistics of the coefficients from second moments.
-TILED_MIN_KEYS = 1024
+TILED_MIN_KEYS = 768
 MOMENTS_MIN_KEYS_PER_CHANNEL = 4
 
 
