@@ -5,8 +5,6 @@ without ``custom_imports``.
 """
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
-from mmengine.registry import HOOKS as MMENGINE_HOOKS
-from mmengine.registry import METRICS as MMENGINE_METRICS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
@@ -14,5 +12,3 @@ from mmengine.registry import Registry
 MODELS = Registry('model', parent=MMENGINE_MODELS, locations=['mmkron.models'])
 DATASETS = Registry('dataset', parent=MMENGINE_DATASETS, locations=['mmkron.datasets'])
 TRANSFORMS = Registry('transform', parent=MMENGINE_TRANSFORMS, locations=['mmkron.datasets'])
-HOOKS = Registry('hook', parent=MMENGINE_HOOKS, locations=['mmkron.engine'])
-METRICS = Registry('metric', parent=MMENGINE_METRICS, locations=['mmkron.engine'])

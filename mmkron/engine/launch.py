@@ -21,7 +21,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import RUNNERS, DefaultScope
-from mmengine.runner import Runner
+from mmengine.runner import Runner, checkpoint
 from mmengine.utils import digit_version
 
 from .data_check import describe_missing, find_missing, leaf_datasets, type_name
@@ -376,6 +376,23 @@ def _local_rank(args: Namespace) -> int:
 
 
 @contextmanager
+def _safe_loading() -> Iterator[None]:
+    """Only what :func:`allow_checkpoint_globals` allows is read, on both stacks."""
+    allow_checkpoint_globals()
+    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
+    before = os.environ.get(name)
+    if hasattr(checkpoint, '_safe_torch_load'):
+        # OneDL's MMEngine reads a file that the check refuses once more without it; torch can forbid that.
+        os.environ[name] = '1'
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextmanager
 def _environment(cfg: Config, args: Namespace) -> Iterator[None]:
     """What a run needs around it; leaves no default scope and no process group behind."""
     if args.launcher == 'pytorch':
@@ -387,10 +404,9 @@ def _environment(cfg: Config, args: Namespace) -> Iterator[None]:
                 'set): start through tools/dist_train.sh or tools/dist_test.sh'
             )
     check_hosts(cfg)
-    allow_checkpoint_globals()
     opened = init_cpu_group(cfg)
     try:
-        with DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
+        with _safe_loading(), DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
             yield
         if opened:
             torch.distributed.barrier()  # the first process serves the others' store, so they leave together

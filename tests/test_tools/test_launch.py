@@ -22,6 +22,11 @@ def trained(tiny_config, tmp_path, train_args):
     return tmp_path / 'work'
 
 
+def load(path):
+    launch.allow_checkpoint_globals()
+    return torch.load(path, weights_only=True)
+
+
 # ----------------------------------------------------------------------------------------------- missing things
 
 
@@ -125,7 +130,7 @@ def test_cpu_group(monkeypatch):
 
 
 def test_train_then_resume(trained, tiny_config, train_args):
-    first = torch.load(trained / 'epoch_1.pth')
+    first = load(trained / 'epoch_1.pth')
     assert first['meta']['epoch'] == 1
     log = next(trained.rglob('scalars.json')).read_text()
     assert 'accuracy/top1' in log
@@ -144,7 +149,7 @@ def test_train_then_resume(trained, tiny_config, train_args):
     )
     assert (runner.epoch, runner.iter) == (2, 4)
     assert not (trained / 'epoch_0.pth').exists()
-    second = torch.load(trained / 'epoch_2.pth')
+    second = load(trained / 'epoch_2.pth')
     assert (second['meta']['epoch'], second['meta']['iter']) == (2, 4)
 
 
@@ -171,7 +176,7 @@ def test_resume_has_the_same_weights(trained, tiny_config, train_args, monkeypat
             'randomness.seed=7',
         )
     )
-    saved = torch.load(trained / 'epoch_1.pth')
+    saved = load(trained / 'epoch_1.pth')
     assert seen['epoch'] == 1  # of 0, 1: the next one to run is the second
     assert seen['weights'].keys() == saved['state_dict'].keys()
     assert all(torch.equal(value, saved['state_dict'][key]) for key, value in seen['weights'].items())
