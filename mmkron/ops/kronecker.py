@@ -32,6 +32,8 @@ NORMS = ('softmax', 'bn_softmax', 'bn')
 # many keys a channel on, the statistics of the coefficients from second moments.
 TILED_MIN_KEYS = 768
 MOMENTS_MIN_KEYS_PER_CHANNEL = 4
+# Coefficients that the CPU makes at a time without a graph: a few megabytes, which its caches hold.
+CHUNK_COEFFICIENTS = 2**19
 
 
 class CoefficientBN(NamedTuple):
@@ -156,7 +158,15 @@ def axis_means(x: Tensor) -> Tensor:
     Returns:
         (B, C, W + H): W means over the height, then H means over the width.
     """
-    return torch.cat([x.mean(2), x.mean(3)], 2)
+    return torch.cat([_mean(x, 2), _mean(x, 3)], 2)
+
+
+def _mean(x: Tensor, dim: int) -> Tensor:
+    # The gradient of a sum is a view, that of a mean a map: dividing the small side saves two passes over maps.
+    # A sum in half precision may overflow.
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return x.mean(dim)
+    return x.sum(dim) / x.shape[dim]
 
 
 def pool_context(x: Tensor) -> Tensor:
@@ -303,12 +313,28 @@ def _softmax_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if not exporting and key.shape[2] >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
         query, key, value = (x.transpose(1, 2).contiguous()[:, None] for x in (query, key, value))
         return F.scaled_dot_product_attention(query, key, value, scale=1.0)[:, 0].transpose(1, 2)
-    coefficients = torch.bmm(key.transpose(1, 2), query)
-    # Without a graph softmax writes over its input: half the memory, and on the CPU up to twice as fast.
-    in_place = query.device.type == 'cpu' and not (
-        exporting or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled('cpu')
-    )
-    return torch.bmm(value, torch.softmax(coefficients, 1, out=coefficients if in_place else None))
+    graph = exporting or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled('cpu')
+    if graph or query.device.type != 'cpu':
+        return torch.bmm(value, torch.softmax(torch.bmm(key.transpose(1, 2), query), 1))
+    return _softmax_attend_in_place(query, key, value)
+
+
+def _softmax_attend_in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Without a graph: softmax writes over its input, and one buffer serves a few samples after the other."""
+    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+    samples = max(1, CHUNK_COEFFICIENTS // (keys * queries))
+    if samples >= batch:
+        coefficients = torch.bmm(key.transpose(1, 2), query)
+        return torch.bmm(value, torch.softmax(coefficients, 1, out=coefficients))
+    buffer = query.new_empty(samples, keys, queries)
+    out = query.new_empty(batch, value.shape[1], queries)
+    for start in range(0, batch, samples):
+        part = slice(start, start + samples)
+        coefficients = buffer[: min(samples, batch - start)]
+        torch.bmm(key[part].transpose(1, 2), query[part], out=coefficients)
+        torch.softmax(coefficients, 1, out=coefficients)
+        torch.bmm(value[part], coefficients, out=out[part])
+    return out
 
 
 def _full(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from mmkron.ops import (
     outer_sum,
     pooled_attention,
 )
-from mmkron.ops.kronecker import TILED_MIN_KEYS, attend_plain, coefficient_moments
+from mmkron.ops.kronecker import CHUNK_COEFFICIENTS, TILED_MIN_KEYS, attend_plain, coefficient_moments
 
 OPERATORS = {
     'dense': dense_attention,
@@ -173,6 +173,16 @@ class TestOperators:
         ones = torch.ones(1, 1, 4, 5, dtype=torch.float64)
         shifted = OPERATORS[kind](torch.cat([x, ones], 1), torch.cat([x, 3 * ones], 1), value)
         torch.testing.assert_close(shifted, OPERATORS[kind](x, x, value))
+
+
+@pytest.mark.parametrize('batch', [1, 3, 5])
+def test_chunks(batch):
+    """Without a graph, large batches are taken a few samples at a time: here 2, with a rest."""
+    x = maps(batch, 3, 50, 45)
+    assert 2 <= CHUNK_COEFFICIENTS / (50 * 45 * 95) < 3
+    with torch.no_grad():
+        out = kronecker_attention_kv(x)
+    torch.testing.assert_close(out, numpy_attention('kv', x, x, x), rtol=1e-9, atol=1e-9)
 
 
 class TestKnownAnswers:
