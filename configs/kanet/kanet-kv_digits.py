@@ -1,13 +1,8 @@
 _base_ = [
-    '../_base_/models/kanet.py',
+    '../_base_/models/kanet_small.py',
     '../_base_/datasets/digits_bs64.py',
     '../_base_/default_runtime_cls.py',
 ]
-
-model = dict(
-    backbone=dict(widen_factor=0.35, in_channels=1, stem_stride=1),
-    head=dict(num_classes=10, topk=(1,)),
-)
 
 max_epochs = 20
 optim_wrapper = dict(optimizer=dict(type='AdamW', lr=0.005, weight_decay=0.05))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mmkron.ops.checks import check_choice
+
 MODES = ('dense', 'pooled', 'kv', 'qkv')
 
 
@@ -48,8 +50,7 @@ def attention_cost(
     Raises:
         ValueError: an unknown ``mode``.
     """
-    if mode not in MODES:
-        raise ValueError(f'mode must be one of {MODES}, got {mode!r}')
+    check_choice('mode', mode, MODES)
     value_channels = channels if value_channels is None else value_channels
     height, width = size
     context_height, context_width = context_size or size

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mmengine.dataset import BaseDataset
 
+from mmkron.ops.checks import check_choice
 from mmkron.registry import DATASETS
 
 SPLITS = ('train', 'val')
@@ -31,8 +32,7 @@ class Digits(BaseDataset):
     METAINFO = dict(classes=tuple('0123456789'))
 
     def __init__(self, split: str = 'train', **kwargs: Any) -> None:
-        if split not in SPLITS:
-            raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
+        check_choice('split', split, SPLITS)
         self.split = split
         super().__init__(**kwargs)
 

@@ -24,7 +24,7 @@ from mmengine.registry import RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
 from mmengine.utils import digit_version
 
-from .data_check import describe_missing, find_missing, leaf_datasets, type_name
+from mmkron.engine.data_check import describe_missing, find_missing, leaf_datasets, type_name
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
 _CPU_DEVICES = ('cpu', 'mps')  # where MMEngine has no process group and no AMP

@@ -1,3 +1,5 @@
+"""Image loading: equal to MMCV on whole files, an error with the name on damaged ones."""
+
 import io
 
 import mmcv

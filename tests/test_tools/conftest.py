@@ -1,3 +1,5 @@
+"""A tiny image tree, a config that trains on it in a moment, and the parsers of the scripts."""
+
 import importlib.util
 from pathlib import Path
 

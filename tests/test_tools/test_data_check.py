@@ -1,3 +1,5 @@
+"""Which data is found missing, and what the message says."""
+
 import pytest
 from mmengine.config import ConfigDict
 

@@ -1,3 +1,5 @@
+"""Whole runs in this process: training, resuming, testing; missing things; safe loading."""
+
 import os
 import pickle
 from argparse import Namespace

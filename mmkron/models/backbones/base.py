@@ -24,6 +24,18 @@ class Backbone(BaseModule):
     calls :meth:`finish`. A state dict of the whole network loads all the same: the entries of stages that are not
     built are passed over.
 
+    Args:
+        in_channels: channels of the image.
+        num_stages: stages of the whole network.
+        out_indices: stages whose maps are returned, negatives count from the end.
+        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
+        norm_eval: keep batch norm in evaluation mode while training.
+        with_cp: recompute blocks in the backward pass to save memory.
+        init_cfg: initialisation, as in :class:`mmengine.model.BaseModule`.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices.
+
     Attributes:
         out_channels (tuple[int, ...]): channels of each requested output.
         out_strides (tuple[int, ...]): stride of each requested output against the input.

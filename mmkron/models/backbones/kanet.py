@@ -29,7 +29,7 @@ MODULES = {
     'AttnSkip': (True, True),
 }
 
-# Rows as in table 1: module, expansion r, channels, repeats, stride of the first block. Every row of stride 2 begins a
+# Rows: module, expansion r, channels, repeats, stride of the first block. Every row of stride 2 begins a
 # stage. The reading of the text that fits the counts of the paper's tables as far as they are known; see
 # configs/kanet/README.md.
 KANET_LAYOUT = (
@@ -186,7 +186,7 @@ class KANetModule(BaseModule):
         norm_cfg, act_cfg: normalisation and activation.
 
     Raises:
-        ValueError: an argument outside these choices.
+        TypeError, ValueError: an argument outside these choices.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
         raise ValueError(f'layout must be a sequence of at least one row, got {layout!r}')
     stages: list[list[Sequence]] = [[]]
     for row in layout:
-        if len(row) != 5:
+        if not isinstance(row, Sequence) or len(row) != 5:
             raise ValueError(f'a row of layout must be (module, expansion, channels, repeats, stride), got {row!r}')
         check_int('channels of a row', row[2])
         check_int('repeats of a row', row[3])

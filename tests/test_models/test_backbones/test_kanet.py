@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torchvision
 from mmengine.analysis import FlopAnalyzer
 
 from conftest import KANET_COUNTS
@@ -56,7 +57,6 @@ def test_counts_of_the_other_readings():
 
 def test_mobilenet_v2_equals_torchvision():
     """Same weights in the same order: the maps of torchvision's MobileNetV2."""
-    torchvision = pytest.importorskip('torchvision')
     torch.manual_seed(0)
     theirs = torchvision.models.mobilenet_v2(width_mult=0.5).eval()
     ours = KANet('mobilenet-v2', widen_factor=0.5).eval()
@@ -180,6 +180,7 @@ def test_bad_arguments(kwargs, message):
 @pytest.mark.parametrize(
     ('row', 'message'),
     [
+        (7, 'a row of layout must be .*got 7'),
         (('Base', 6, 16), "a row of layout must be .*'Base', 6, 16"),
         (('Base', 6, 16, 0, 1), 'repeats of a row must be at least 1, got 0'),
         (('Base', 6, -8, 1, 1), 'channels of a row must be at least 1, got -8'),
