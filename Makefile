@@ -21,9 +21,10 @@ lint:  ## check style and format with ruff
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
-benchmark:  ## compare the operators with public peers
+benchmark:  ## compare the operators and attention blocks with public peers
 	.dev_scripts/setup_env.sh test
 	.venv/bin/python benchmarks/kronecker.py
+	.venv/bin/python benchmarks/attention_blocks.py
 
 clean:  ## remove what builds and runs leave (keeps the environments, data and work_dirs)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

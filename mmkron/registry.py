@@ -4,11 +4,41 @@ MMEngine imports this module when it meets the prefix, so ``type='mmkron.KANet'`
 without ``custom_imports``.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
 
-MODELS = Registry('model', parent=MMENGINE_MODELS, locations=['mmkron.models'])
+
+class ModelRegistry(Registry):
+    """Registry that imports what derives from a host library's class only when it is asked for."""
+
+    # name -> module that registers it, and the host library that the module imports
+    NEEDS_HOST = {
+        'ASPPV2Head': ('mmkron.models.decode_heads', 'mmseg'),
+        'KAOHead': ('mmkron.models.decode_heads', 'mmseg'),
+    }
+
+    def get(self, key: str) -> type | None:
+        """The class registered as ``key``.
+
+        Raises:
+            ImportError: the host library that the class needs cannot be imported.
+        """
+        name = key.removeprefix('mmkron.')
+        if name in self.NEEDS_HOST:
+            module, host = self.NEEDS_HOST[name]
+            try:
+                import_module(module)
+            except (ImportError, AssertionError) as error:  # hosts assert the versions that they work with
+                raise ImportError(f'mmkron.{name} needs {host}, which cannot be imported: {error}') from error
+        return super().get(key)
+
+
+MODELS = ModelRegistry('model', parent=MMENGINE_MODELS, locations=['mmkron.models'])
 DATASETS = Registry('dataset', parent=MMENGINE_DATASETS, locations=['mmkron.datasets'])
 TRANSFORMS = Registry('transform', parent=MMENGINE_TRANSFORMS, locations=['mmkron.datasets'])

@@ -1,9 +1,10 @@
-"""README's snippets, each mixed into the host's own config; weights that flow from a classifier to dense models."""
+"""The READMEs' snippets, each mixed into the host's own config; weights that flow from a classifier to dense models."""
 
 import re
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -13,18 +14,20 @@ from mmengine.runner import load_checkpoint, save_checkpoint
 
 from conftest import ROOT
 from mmkron.layers import KroneckerAttention2d
-from mmkron.models import KANet
+from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck
 
 
 def snippets():
-    text = (ROOT / 'README.md').read_text(encoding='utf-8')
-    return dict(re.findall(r'```python\n# mix: (\w+)\n(.*?)```', text, re.S))
+    texts = [(ROOT / name).read_text(encoding='utf-8') for name in ('README.md', 'configs/kao_deeplabv2/README.md')]
+    found = re.findall(r'```python\n# mix: ([\w -]+)\n(.*?)```', ''.join(texts), re.S)
+    assert len(dict(found)) == len(found)
+    return dict(found)
 
 
-def mix(host, tmp_path):
-    """The config that a user gets who puts the snippet beside the host's config."""
-    configs = Path(import_module(host).__file__).parent / '.mim' / 'configs'
-    text = snippets()[host]
+def mix(name, tmp_path):
+    """The config that a user gets who puts a snippet beside the host's config; its name begins with the host."""
+    configs = Path(import_module(name.split()[0]).__file__).parent / '.mim' / 'configs'
+    text = snippets()[name]
     name = re.search(r"_base_ = '\./(.+?)'", text).group(1)
     (base,) = configs.rglob(name)
     (tmp_path / 'mixed.py').write_text(text.replace(f'./{name}', str(base)))
@@ -73,11 +76,73 @@ def test_mmseg(tmp_path):
         assert not torch.allclose(model.whole_inference(x, [dict(img_shape=(65, 97))]), first)
 
 
-def test_mmdet(tmp_path, classifier_checkpoint):
-    """RetinaNet on KANet: takes the classifier's weights whole, freezes what the snippet says, computes its losses."""
+@pytest.mark.parametrize('name', ['pspnet', 'fcn', 'upernet'])
+def test_mmseg_heads_and_neck(name, tmp_path):
+    """Each part stands where the snippet puts it and has a say in the logits; without it the neck changes nothing."""
+    cfg = mix(f'mmseg {name}', tmp_path)
+    model = build(cfg, 'mmseg').eval()
+    x = torch.randn(1, 3, 65, 97)
+    part = model.neck if name == 'upernet' else model.decode_head
+    assert isinstance(part, dict(pspnet=KAOHead, fcn=ASPPV2Head, upernet=KroneckerNeck)[name])
+    with torch.no_grad():
+        features = model.backbone(x)
+        first = model.whole_inference(x, [dict(img_shape=(65, 97))])
+        assert first.shape == (1, model.num_classes, 65, 97)
+        if name == 'upernet':
+            torch.testing.assert_close(model.decode_head(features), model.decode_head(model.neck(features)))
+            part.scales['3'].fill_(0.5)
+        elif name == 'pspnet':
+            part.attention.value_map.weight.normal_()
+        else:
+            part.convs[3].weight.mul_(2)
+        assert not torch.allclose(model.whole_inference(x, [dict(img_shape=(65, 97))]), first)
+        assert all(p.requires_grad for p in part.parameters())
+
+
+@pytest.mark.parametrize('name', ['retinanet', 'mask-rcnn'])
+def test_mmdet_neck_and_plugin(name, tmp_path):
+    """The refined pyramid is the host's own at the start, and the losses reach every new parameter."""
+    cfg = mix(f'mmdet {name}', tmp_path)
+    model = build(cfg, 'mmdet')
+    fpn, neck = model.neck
+    assert isinstance(neck, KroneckerNeck)
+    plugins = [m for m in model.backbone.modules() if isinstance(m, KroneckerAttention2d)]
+    assert len(plugins) == (9 if name == 'mask-rcnn' else 0)
+    x = torch.randn(1, 3, 128, 192)  # the last level is 1 x 2: coefficients need two keys that differ
+    levels = model.backbone(x)
+    for out, plain in zip(model.neck(levels), fpn(levels)):
+        assert torch.equal(out, plain)
+    with torch.no_grad():
+        for scale in neck.scales.values():
+            scale.fill_(0.1)
+        for layer in plugins:
+            layer.value_map.weight.normal_(std=0.01)
+    losses = model.train()(x, [detection_sample((128, 192))], mode='loss')
+    values = [v for value in losses.values() for v in (value if isinstance(value, list) else [value])]
+    total = sum(v.sum() for v in values if v.requires_grad)
+    assert total.isfinite()
+    total.backward()
+    for module in (neck, *plugins):
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in module.parameters())
+
+
+def detection_sample(size):
+    """One box with a mask on an image of ``size``."""
     from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
 
+    sample = DetDataSample(metainfo=dict(img_shape=size, pad_shape=size, ori_shape=size, scale_factor=(1, 1)))
+    masks = np.zeros((1, *size), np.uint8)
+    masks[0, 20:80, 10:70] = 1
+    sample.gt_instances = InstanceData(
+        bboxes=torch.tensor([[10.0, 20.0, 70.0, 80.0]]), labels=torch.tensor([3]), masks=BitmapMasks(masks, *size)
+    )
+    return sample
+
+
+def test_mmdet(tmp_path, classifier_checkpoint):
+    """RetinaNet on KANet: takes the classifier's weights whole, freezes what the snippet says, computes its losses."""
     path, weights = classifier_checkpoint
     cfg = mix('mmdet', tmp_path)
     cfg.model.backbone.init_cfg.checkpoint = str(path)
@@ -86,17 +151,28 @@ def test_mmdet(tmp_path, classifier_checkpoint):
     for name, value in model.backbone.state_dict().items():
         assert torch.equal(value, weights[name]), name
     assert model.backbone.out_strides == (4, 8, 16, 32)
-    sample = DetDataSample(
-        metainfo=dict(img_shape=(128, 160), pad_shape=(128, 160), ori_shape=(128, 160), scale_factor=(1, 1))
-    )
-    sample.gt_instances = InstanceData(bboxes=torch.tensor([[10.0, 20.0, 90.0, 100.0]]), labels=torch.tensor([3]))
-    losses = model.train()(torch.randn(1, 3, 128, 160), [sample], mode='loss')
+    losses = model.train()(torch.randn(1, 3, 128, 160), [detection_sample((128, 160))], mode='loss')
     total = sum(torch.stack(value).sum() for value in losses.values())
     assert total.isfinite()
     total.backward()
     frozen = [name for name, p in model.backbone.named_parameters() if p.grad is None]
     assert frozen
     assert all(name.startswith(('stem.', 'stages.0.')) for name in frozen)
+
+
+def test_classifier_weights_in_the_segmentor(classifier_checkpoint):
+    """The shipped segmentor on KANet takes the classifier's backbone whole: zero missing, zero unexpected keys."""
+    path, weights = classifier_checkpoint
+    cfg = Config.fromfile(ROOT / 'configs/kanet/fpn_kanet-kv_4xb2-80k_cityscapes-512x1024.py')
+    cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
+    model = build(cfg, 'mmseg')
+    model.init_weights()
+    assert all(torch.equal(value, weights[name]) for name, value in model.backbone.state_dict().items())
+    missing, unexpected = model.backbone.load_state_dict(weights, strict=False)
+    assert (missing, unexpected) == ([], [])
+    checkpoint = torch.load(path, weights_only=True)['state_dict']
+    missing, unexpected = model.load_state_dict(checkpoint, strict=False)
+    assert not [name for name in (*missing, *unexpected) if name.startswith('backbone.')]
 
 
 @pytest.mark.parametrize('out_indices', [(1, 2, 3, 4), (2,)])

@@ -63,7 +63,16 @@ Debian's package dataset-fashion-mnist brings them as .gz; in the folder above:
     'CIFAR10': 'cifar-10-batches-py/{data_batch_1,...,data_batch_5,test_batch,batches.meta}',
     'CIFAR100': 'cifar-100-python/{train,test,meta}',
 }
+_LAYOUTS['BaseSegDataset'] = """\
+JPEGImages/*.jpg             below the folders of data_prefix, with names from ann_file if that is given
+SegmentationClass/*.png      one value a pixel: the class, or 255 for none
+ImageSets/Segmentation/{train,val}.txt
+The Fashion scenes of this project are made in that layout by
+  python tools/dataset_converters/fashion_scenes.py"""
 _LAYOUTS['MNIST'] = '\n'.join(_IDX_FILES)
+
+# Segmentation data that a list of names picks: a file that it names and the disk lacks would stop the training later.
+_LISTED_TYPES = ('PascalVOCDataset', 'BaseSegDataset')
 
 
 class Missing(NamedTuple):
@@ -75,6 +84,7 @@ class Missing(NamedTuple):
     root: str  # the dataset's root as configured
     root_key: str  # the key that moves the whole dataset
     type_name: str  # dataset type without its scope
+    note: str = ''  # what else is to be said about it
 
 
 def type_name(cfg: dict) -> str:
@@ -133,7 +143,30 @@ def _missing_in(dataset: dict, key: str) -> list[Missing]:
 
     if root and lost(root):
         return [missing(f'{key}.data_root', root, root)]
-    return [missing(where, value, osp.join(root, value)) for where, value in paths if lost(osp.join(root, value))]
+    found = [missing(where, value, osp.join(root, value)) for where, value in paths if lost(osp.join(root, value))]
+    if not found and name in _LISTED_TYPES:
+        for lost_file, note in _missing_listed(dataset, root):
+            found.append(missing(f'{key}.ann_file', dataset['ann_file'], lost_file)._replace(note=note))
+    return found
+
+
+def _missing_listed(dataset: dict, root: str) -> Iterator[tuple[str, str]]:
+    """A first missing file and a note on all of them, for images and for labels that a list of names asks for."""
+    ann_file = osp.expanduser(osp.join(root, dataset.get('ann_file') or ''))
+    if not osp.isfile(ann_file):
+        return
+    with open(ann_file) as file:
+        names = [line.strip() for line in file]
+    prefix = dataset.get('data_prefix') or {}
+    suffixes = {'img_path': dataset.get('img_suffix', '.jpg')}
+    if any('Annotations' in type_name(step) for step in dataset.get('pipeline') or ()):
+        suffixes['seg_map_path'] = dataset.get('seg_map_suffix', '.png')
+    for field, suffix in suffixes.items():
+        if field in prefix and '://' not in (prefix[field] or ''):
+            paths = [osp.expanduser(osp.join(root, prefix[field] or '', name + suffix)) for name in names]
+            gone = [path for path in paths if not osp.exists(path)]
+            if gone:
+                yield gone[0], f' ({len(gone)} of the {len(names)} files that it lists are missing)'
 
 
 def find_missing(cfg: Any, splits: Sequence[str]) -> list[Missing]:
@@ -164,7 +197,7 @@ def describe_missing(missing: Sequence[Missing], config: str) -> str:
     """
     lines = [f'the data of {config} is not on disk. Expected:', '']
     width = max(len(item.path) for item in missing)
-    lines += [f'  {item.path:<{width}}  <- {item.key} = {item.value!r}' for item in missing]
+    lines += [f'  {item.path:<{width}}  <- {item.key} = {item.value!r}{item.note}' for item in missing]
     for name, root in {item.type_name: item.root for item in reversed(missing)}.items():
         if name in _LAYOUTS:
             lines += ['', f'{name} reads this layout:', '', f'  {osp.join(root, "")}']

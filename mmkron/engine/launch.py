@@ -67,7 +67,7 @@ def train(args: Namespace) -> Runner:
             f'AmpOptimWrapper; found only {get_device()!r}'
         )
     check_data(cfg, args.config, ('train', 'val'))
-    with _environment(cfg, args):
+    with environment(cfg, args):
         runner = build_runner(cfg)
         runner.train()
     return runner
@@ -87,7 +87,7 @@ def test(args: Namespace) -> dict:
     """
     cfg = merge_test_args(load_config(args.config), args)
     check_data(cfg, args.config, ('test',))
-    with _environment(cfg, args):
+    with environment(cfg, args):
         return build_runner(cfg).test()
 
 
@@ -115,7 +115,7 @@ def merge_train_args(cfg: Config, args: Namespace) -> Config:
     Raises:
         LaunchError: An argument asks for what ``cfg`` cannot do.
     """
-    _merge_common_args(cfg, args)
+    merge_common_args(cfg, args)
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
@@ -134,7 +134,7 @@ def merge_train_args(cfg: Config, args: Namespace) -> Config:
         cfg.auto_scale_lr.enable = True
     if args.resume is not None:
         cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else _checkpoint(args.resume, '--resume')
+        cfg.load_from = None if args.resume == 'auto' else checkpoint_path(args.resume, '--resume')
     return cfg
 
 
@@ -144,11 +144,11 @@ def merge_test_args(cfg: Config, args: Namespace) -> Config:
     Raises:
         LaunchError: An argument asks for what ``cfg`` cannot do, or the checkpoint is missing.
     """
-    _merge_common_args(cfg, args)
+    merge_common_args(cfg, args)
     lacking = [key for key in ('test_dataloader', 'test_evaluator', 'test_cfg') if cfg.get(key) is None]
     if lacking:
         raise LaunchError(f'config {args.config!r} is not made for testing: it lacks {", ".join(lacking)}')
-    cfg.load_from = _checkpoint(args.checkpoint, 'checkpoint')
+    cfg.load_from = checkpoint_path(args.checkpoint, 'checkpoint')
     cfg.resume = False
     if args.show or args.show_dir is not None:
         _show(cfg, args)
@@ -159,7 +159,8 @@ def merge_test_args(cfg: Config, args: Namespace) -> Config:
     return cfg
 
 
-def _merge_common_args(cfg: Config, args: Namespace) -> None:
+def merge_common_args(cfg: Config, args: Namespace) -> None:
+    """Puts the arguments that all tools share into ``cfg``; raises LaunchError for options that do not fit it."""
     if args.cfg_options is not None:
         try:
             cfg.merge_from_dict(args.cfg_options)
@@ -182,7 +183,8 @@ def _merge_common_args(cfg: Config, args: Namespace) -> None:
             loader.persistent_workers = False  # PyTorch refuses it without workers
 
 
-def _checkpoint(path: str, argument: str) -> str:
+def checkpoint_path(path: str, argument: str) -> str:
+    """``path`` as it is; raises LaunchError, which calls it ``argument``, if it is local and no file."""
     if '://' not in path and not osp.isfile(path):
         raise LaunchError(f'{argument} is not a file: {path!r} (looked for {osp.abspath(path)})')
     return path
@@ -393,7 +395,7 @@ def _safe_loading() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(cfg: Config, args: Namespace) -> Iterator[None]:
+def environment(cfg: Config, args: Namespace) -> Iterator[None]:
     """What a run needs around it; leaves no default scope and no process group behind."""
     if args.launcher == 'pytorch':
         os.environ.setdefault('LOCAL_RANK', str(args.local_rank))

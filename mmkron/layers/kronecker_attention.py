@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from mmkron.ops.checks import check_choice, check_int, check_map, check_number
-from mmkron.ops.kronecker import NORMS, CoefficientBN, attend, axis_means, outer_sum, pool_context
+from mmkron.ops.kronecker import (
+    NORMS,
+    CoefficientBN,
+    attend,
+    attention_coefficients,
+    axis_means,
+    outer_sum,
+    pool_context,
+)
 from mmkron.registry import MODELS
 
 
@@ -31,8 +40,8 @@ class KroneckerAttention2d(BaseModule):
     """Kronecker, dense or pooled attention with linear maps on the query, the key and the value.
 
     The maps act on the columns that the operator uses, so those of the means cost ``(H + W) C^2`` and not
-    ``H W C^2``. Source: Kronecker Attention Networks (KDD 2020), sections 2.1 and 3.4; the paper maps only the value
-    in classification and all three in segmentation.
+    ``H W C^2``, and the query map of KV joins the key map. Source: Kronecker Attention Networks (KDD 2020), sections
+    2.1 and 3.4; the paper maps only the value in classification and all three in segmentation.
 
     Args:
         channels: channels of the input map, and of the context unless ``context_channels`` is given.
@@ -110,6 +119,8 @@ class KroneckerAttention2d(BaseModule):
         self.query_map = nn.Conv1d(channels, key_channels, 1, bias=False) if 'q' in maps else nn.Identity()
         self.key_map = nn.Conv1d(context_channels, key_channels, 1, bias=False) if 'k' in maps else nn.Identity()
         self.value_map = nn.Conv1d(context_channels, out_channels, 1, bias=False) if 'v' in maps else nn.Identity()
+        # Worth it for any map size unless the mapped query is the narrower one.
+        self.query_map_on_keys = mode == 'kv' and 'q' in maps and key_channels >= channels
         if residual and 'v' in maps:
             # Also where a host loads pretrained weights and initialises nothing else.
             nn.init.zeros_(self.value_map.weight)
@@ -125,20 +136,41 @@ class KroneckerAttention2d(BaseModule):
             TypeError: an input that is no floating-point tensor.
             ValueError: an input that is empty, no map, or of other channels or batch size.
         """
+        query, key, value = self._columns(x, context)
+        out = attend(query, key, value, self.norm, self.scale, self._bn_state())
+        means = REDUCTIONS[self.mode][0] is axis_means
+        out = outer_sum(out, x.shape[2:]) if means else out.reshape(*out.shape[:2], *x.shape[2:])
+        return out + x if self.residual else out
+
+    def coefficients(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The normalised coefficients that :meth:`forward` would use, to look at.
+
+        Arguments and errors are those of :meth:`forward`.
+
+        Returns:
+            (B, m, n). n queries: every position, row by row; in mode ``qkv`` the means of the W columns, then those of
+            the H rows. m keys: in modes ``kv`` and ``qkv`` the means of the W columns and of the H rows of the
+            context, else its (pooled) positions.
+        """
+        query, key, _ = self._columns(x, context)
+        return attention_coefficients(query, key, self.norm, self.scale, self._bn_state())
+
+    def _columns(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The mapped columns of query, key and value."""
         check_map('x', x, self.channels)
         if context is not None:
             check_map('context', context, self.context_channels, like=x)
         reduce_query, reduce_context = REDUCTIONS[self.mode]
         query = reduce_query(x)
         if context is None:
-            keys = query if reduce_context is reduce_query else reduce_context(x)
+            columns = query if reduce_context is reduce_query else reduce_context(x)
         else:
-            keys = reduce_context(context)
-        out = attend(
-            self.query_map(query), self.key_map(keys), self.value_map(keys), self.norm, self.scale, self._bn_state()
-        )
-        out = outer_sum(out, x.shape[2:]) if reduce_query is axis_means else out.reshape(*out.shape[:2], *x.shape[2:])
-        return out + x if self.residual else out
+            columns = reduce_context(context)
+        key, value = self.key_map(columns), self.value_map(columns)
+        if not self.query_map_on_keys:
+            return self.query_map(query), key, value
+        # K^T (W X) = (W^T K)^T X, and there are only H + W keys.
+        return query, torch.matmul(self.query_map.weight[:, :, 0].t(), key), value
 
     def _bn_state(self) -> CoefficientBN | None:
         bn = self.coefficient_bn

@@ -1,7 +1,19 @@
-"""Networks and their parts. Importing this module registers them; it needs none of the host libraries."""
+"""Networks and their parts. Importing this module registers them; it needs none of the host libraries.
+
+The heads derive from MMSegmentation's class, so they are imported when they are first asked for.
+"""
+
+from typing import Any
 
 from mmkron.layers import KroneckerAttention2d
 from mmkron.models.backbones import KANet
-from mmkron.models.necks import GlobalAveragePoolingDropout
+from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck
+from mmkron.registry import MODELS
 
-__all__ = ['GlobalAveragePoolingDropout', 'KANet', 'KroneckerAttention2d']
+__all__ = ['ASPPV2Head', 'GlobalAveragePoolingDropout', 'KANet', 'KAOHead', 'KroneckerAttention2d', 'KroneckerNeck']
+
+
+def __getattr__(name: str) -> Any:
+    if name in MODELS.NEEDS_HOST:
+        return MODELS.get(name)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -3,6 +3,7 @@
 from mmkron.ops.kronecker import (
     CoefficientBN,
     attend,
+    attention_coefficients,
     axis_means,
     dense_attention,
     kronecker_attention_kv,
@@ -15,6 +16,7 @@ from mmkron.ops.kronecker import (
 __all__ = [
     'CoefficientBN',
     'attend',
+    'attention_coefficients',
     'axis_means',
     'dense_attention',
     'kronecker_attention_kv',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,3 +58,21 @@ def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | Non
         raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
     if like is not None and x.dtype != like.dtype:
         raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
+
+
+def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Sorted, non-negative indices below ``count``; negatives count from the end, the argument is left as it is.
+
+    Raises:
+        TypeError: neither an int nor a sequence of ints.
+        ValueError: none, an index out of range, or one that stands twice.
+    """
+    items = [indices] if isinstance(indices, int) else list(indices) if isinstance(indices, Sequence) else None
+    if items is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in items):
+        raise TypeError(f'{name} must be an int or a sequence of ints, got {indices!r}')
+    if not all(-count <= i < count for i in items):
+        raise ValueError(f'{name} must be in [{-count}, {count - 1}], got {indices!r}')
+    resolved = sorted({i % count for i in items})
+    if not resolved or len(resolved) != len(items):
+        raise ValueError(f'{name} must name at least one, and each once; got {indices!r}')
+    return tuple(resolved)

@@ -256,8 +256,15 @@ def attend_plain(
     bn: CoefficientBN | None = None,
 ) -> Tensor:
     """The definition of :func:`attend`, with the coefficients (B, m, n) in memory."""
+    return torch.bmm(value, attention_coefficients(query, key, norm, scale, bn).to(value.dtype))
+
+
+def attention_coefficients(
+    query: Tensor, key: Tensor, norm: str = 'softmax', scale: float = 1.0, bn: CoefficientBN | None = None
+) -> Tensor:
+    """The normalised coefficients ``norm(scale * K^T Q)`` of :func:`attend`, (B, m, n): one column for each query."""
     if norm == 'softmax':
-        return torch.bmm(value, torch.softmax(torch.bmm(key.transpose(1, 2), query) * scale, 1))
+        return torch.softmax(torch.bmm(key.transpose(1, 2), query) * scale, 1)
     bn = CoefficientBN() if bn is None else bn
     use_batch = bn.training or bn.running_var is None
     # Unnormalised coefficients may leave the range of half precision.
@@ -266,9 +273,7 @@ def attend_plain(
         coefficients = F.batch_norm(
             coefficients[:, None], bn.running_mean, bn.running_var, bn.weight, bn.bias, use_batch, bn.momentum, bn.eps
         )[:, 0]
-    if norm == 'bn_softmax':
-        coefficients = torch.softmax(coefficients, 1)
-    return torch.bmm(value, coefficients.to(value.dtype))
+    return torch.softmax(coefficients, 1) if norm == 'bn_softmax' else coefficients
 
 
 def coefficient_moments(query: Tensor, key: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -204,3 +204,53 @@ def test_plugin_in_resnet(host):
     after = resnet(x)
     changed = [not torch.allclose(a, b) for a, b in zip(before, after)]
     assert changed == [False, False, True, True]
+
+
+@pytest.mark.parametrize(('key_channels', 'folded'), [(4, True), (6, True), (3, False)])
+@pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
+def test_query_map_on_the_keys(key_channels, folded, norm):
+    """KV's query map acts on the H + W keys where that is cheaper; values and gradients are as in the plain order."""
+    layer = build(4, mode='kv', maps='qkv', key_channels=key_channels, norm=norm)
+    assert layer.query_map_on_keys is folded
+    x, context = torch.randn(2, 4, 5, 7).double(), torch.randn(2, 4, 3, 6).double()
+    results = []
+    for layer.query_map_on_keys in (False, True):
+        inputs = [each.clone().requires_grad_() for each in (x, context)]
+        out = layer(*inputs)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [*inputs, *layer.parameters()])))
+    for plain, fast in zip(*results):
+        torch.testing.assert_close(fast, plain, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize('mode', ['qkv', 'dense', 'pooled'])
+def test_query_map_stays_elsewhere(mode):
+    assert build(4, mode=mode, maps='qkv').query_map_on_keys is False
+    assert build(4, mode='kv', maps='kv').query_map_on_keys is False
+
+
+@pytest.mark.parametrize('mode', ['kv', 'qkv', 'dense', 'pooled'])
+@pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
+def test_coefficients_are_those_of_the_output(mode, norm):
+    """Mapped values times coefficients are the output's columns; softmax ones sum to 1 for every query."""
+    layer = build(4, mode=mode, maps='qkv', norm=norm, residual=False)
+    layer.eval()
+    if norm != 'softmax':
+        layer.coefficient_bn.running_var.fill_(2.5)
+        layer.coefficient_bn.running_mean.fill_(0.3)
+    x, context = torch.randn(2, 4, 5, 7).double(), torch.randn(2, 4, 3, 6).double()
+    for source, (height, width) in ((None, (5, 7)), (context, (3, 6))):
+        coefficients = layer.coefficients(x, source)
+        queries = 5 + 7 if mode == 'qkv' else 5 * 7
+        keys = dict(dense=height * width, pooled=-(-height // 2) * -(-width // 2)).get(mode, height + width)
+        assert coefficients.shape == (2, keys, queries)
+        if norm != 'bn':
+            torch.testing.assert_close(coefficients.sum(1), torch.ones(2, queries).double())
+        seen = x if source is None else source
+        if mode in ('kv', 'qkv'):
+            values = torch.cat([seen.mean(2), seen.mean(3)], 2)
+        else:
+            values = (F.max_pool2d(seen, 2, ceil_mode=True) if mode == 'pooled' else seen).flatten(2)
+        columns = layer.value_map.weight[:, :, 0] @ values @ coefficients
+        outer = mode == 'qkv'
+        expected = columns[:, :, None, :7] + columns[:, :, 7:, None] if outer else columns.view(2, 4, 5, 7)
+        torch.testing.assert_close(layer(x, source), expected)

@@ -69,7 +69,8 @@ def tiny_config(tmp_path):
     return path
 
 
-def _script(name: str):
+def load_tool(name: str):
+    """The script ``tools/{name}.py`` as a module."""
     spec = importlib.util.spec_from_file_location(f'mmkron_tools_{name}', ROOT / 'tools' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -79,12 +80,12 @@ def _script(name: str):
 @pytest.fixture(scope='session')
 def train_args():
     """Parses a command line as ``tools/train.py`` does."""
-    script = _script('train')
+    script = load_tool('train')
     return lambda *argv: script.parse_args([str(arg) for arg in argv])
 
 
 @pytest.fixture(scope='session')
 def test_args():
     """Parses a command line as ``tools/test.py`` does."""
-    script = _script('test')
+    script = load_tool('test')
     return lambda *argv: script.parse_args([str(arg) for arg in argv])

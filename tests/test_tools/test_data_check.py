@@ -113,3 +113,44 @@ def test_data_fashion_mnist(tmp_path):
         (tmp_path / name).touch()
     assert data_check.find_missing(cfg, ['train']) == []
     assert data_check.find_missing(data_config(type='FashionMNIST', data_root='/gone', download=True), ['train']) == []
+
+
+def make_voc(root, names=('a', 'b', 'c')):
+    for folder, suffix in (('JPEGImages', 'jpg'), ('SegmentationClass', 'png')):
+        (root / folder).mkdir(parents=True)
+        for name in names:
+            (root / folder / f'{name}.{suffix}').touch()
+    (root / 'ImageSets/Segmentation').mkdir(parents=True)
+    (root / 'ImageSets/Segmentation/train.txt').write_text(''.join(f'{name}\n' for name in names))
+    return dict(
+        type='mmseg.PascalVOCDataset',
+        data_root=str(root),
+        ann_file='ImageSets/Segmentation/train.txt',
+        data_prefix=dict(img_path='JPEGImages', seg_map_path='SegmentationClass'),
+        pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations')],
+    )
+
+
+def test_voc_folder_that_is_incomplete(tmp_path):
+    """Folders, the list, and every image and label that the list names."""
+    dataset = make_voc(tmp_path)
+    assert data_check.find_missing(data_config(**dataset), ['train']) == []
+    (tmp_path / 'SegmentationClass/b.png').unlink()
+    (tmp_path / 'SegmentationClass/c.png').unlink()
+    (tmp_path / 'JPEGImages/c.jpg').unlink()
+    missing = data_check.find_missing(data_config(**dataset), ['train'])
+    assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/c.jpg', f'{tmp_path}/SegmentationClass/b.png']
+    text = data_check.describe_missing(missing, 'c.py')
+    key = "train_dataloader.dataset.ann_file = 'ImageSets/Segmentation/train.txt'"
+    assert f'JPEGImages/c.jpg         <- {key} (1 of the 3 files that it lists are missing)\n' in text
+    assert f'SegmentationClass/b.png  <- {key} (2 of the 3 files that it lists are missing)\n' in text
+    (tmp_path / 'ImageSets/Segmentation/train.txt').unlink()
+    (missing,) = data_check.find_missing(data_config(**dataset), ['train'])
+    assert missing.path == f'{tmp_path}/ImageSets/Segmentation/train.txt'
+
+
+def test_labels_are_looked_for_only_where_they_are_loaded(tmp_path):
+    dataset = make_voc(tmp_path)
+    (tmp_path / 'SegmentationClass/b.png').unlink()
+    dataset['pipeline'].pop()
+    assert data_check.find_missing(data_config(**dataset), ['train']) == []

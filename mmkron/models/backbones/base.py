@@ -12,7 +12,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkron.ops.checks import check_int, check_map
+from mmkron.ops.checks import check_int, check_map, resolve_indices
 
 
 class Backbone(BaseModule):
@@ -56,7 +56,7 @@ class Backbone(BaseModule):
         check_int('frozen_stages', frozen_stages, -1)
         self.in_channels = in_channels
         self.num_stages = num_stages
-        self.out_indices = resolve_out_indices(out_indices, num_stages)
+        self.out_indices = resolve_indices('out_indices', out_indices, num_stages)
         self.last_stage = self.out_indices[-1]
         if frozen_stages > self.last_stage + 1:
             raise ValueError(
@@ -151,22 +151,3 @@ def resolve_arch(arch: str | Mapping[str, Any], settings: Mapping[str, Mapping[s
     if set(arch) != keys:
         raise ValueError(f'arch must have the keys {sorted(keys)}, got {sorted(arch)}')
     return dict(arch)
-
-
-def resolve_out_indices(out_indices: int | Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """Sorted, non-negative stage indices; the argument is left as it is.
-
-    Raises:
-        TypeError: neither an int nor a sequence of ints.
-        ValueError: none, an index out of range, or one that stands twice.
-    """
-    single = isinstance(out_indices, int)
-    indices = [out_indices] if single else list(out_indices) if isinstance(out_indices, Sequence) else None
-    if indices is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in indices):
-        raise TypeError(f'out_indices must be an int or a sequence of ints, got {out_indices!r}')
-    if not all(-num_stages <= i < num_stages for i in indices):
-        raise ValueError(f'out_indices must be in [{-num_stages}, {num_stages - 1}], got {out_indices!r}')
-    resolved = sorted({i % num_stages for i in indices})
-    if not resolved or len(resolved) != len(indices):
-        raise ValueError(f'out_indices must name at least one stage, and each once; got {out_indices!r}')
-    return tuple(resolved)

@@ -1,0 +1,10 @@
+_base_ = [
+    '../_base_/models/fpn_kanet-kv.py',
+    '../_base_/datasets/cityscapes_512x1024.py',
+    '../_base_/schedules/seg_80k.py',
+    '../_base_/default_runtime_seg.py',
+]
+model = dict(data_preprocessor={{_base_.data_preprocessor}})
+
+auto_scale_lr = dict(base_batch_size=8)
+default_hooks = dict(checkpoint=dict(interval=8000))

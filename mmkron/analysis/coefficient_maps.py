@@ -1,0 +1,78 @@
+"""What one position of a map weighs: the coefficients of an operator as rows, columns and positions of its context."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mmkron.ops.checks import check_choice
+
+MODES = ('dense', 'pooled', 'kv', 'qkv')
+
+
+class PositionWeights(NamedTuple):
+    """Weights of a context map (H', W') in the output at one position; in mode ``pooled`` of the pooled map.
+
+    Attributes:
+        rows: (B, Q, H'), from the top.
+        columns: (B, Q, W'), from the left.
+        positions: (B, H', W'), all Q queries together.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    positions: Tensor
+
+
+def position_weights(
+    coefficients: Tensor,
+    mode: str,
+    size: tuple[int, int],
+    position: tuple[int, int],
+    context_size: tuple[int, int] | None = None,
+) -> PositionWeights:
+    """Weights with which the values of a context enter the output at one position.
+
+    The output of an operator at position p is ``sum_k C[k, p] v_k`` over its keys k. In modes ``dense`` and ``pooled``
+    a key is a (pooled) position and its coefficient is its weight; ``rows`` and ``columns`` are the sums of these
+    weights along the other axis. In mode ``kv`` the keys are the W' column means, each over H' positions, and the H'
+    row means, each over W' positions. With their coefficients ``columns`` and ``rows``, the output is
+
+        sum_x columns[x] mean_y v[y, x] + sum_y rows[y] mean_x v[y, x] = sum_yx (columns[x] / H' + rows[y] / W') v[y, x]
+
+    so position (y, x) has the weight in the parentheses. In mode ``qkv`` the output at (i, j) is such a sum for the
+    query of row i plus one for the query of column j: Q is 2 there, in this order, and ``positions`` is the sum of
+    both. Under a softmax norm ``positions`` thus sums to 1, and to 2 in mode ``qkv``. In every mode
+    ``sum_yx positions[y, x] v[y, x]`` is the operator's output, for pooled v in mode ``pooled``.
+
+    Args:
+        coefficients: (B, m, n), as of :meth:`mmkron.layers.KroneckerAttention2d.coefficients`.
+        mode: ``dense``, ``pooled``, ``kv`` or ``qkv``.
+        size: (H, W) of the query map.
+        position: (i, j), row and column in the query map.
+        context_size: (H', W') of the context map before pooling. Defaults to ``size``.
+
+    Raises:
+        ValueError: an unknown ``mode``, a position outside the map, or coefficients of another shape.
+    """
+    check_choice('mode', mode, MODES)
+    (i, j), (h, w) = position, size
+    if not (0 <= i < h and 0 <= j < w):
+        raise ValueError(f'position must be in [0, {h - 1}] x [0, {w - 1}], got {position!r}')
+    height, width = size if context_size is None else context_size
+    if mode == 'pooled':
+        height, width = -(-height // 2), -(-width // 2)
+    queries = h + w if mode == 'qkv' else h * w
+    keys = height + width if mode in ('kv', 'qkv') else height * width
+    if coefficients.dim() != 3 or coefficients.shape[1:] != (keys, queries):
+        raise ValueError(f'coefficients must be (B, {keys}, {queries}), got shape {tuple(coefficients.shape)}')
+
+    chosen = [w + i, j] if mode == 'qkv' else [i * w + j]
+    weights = coefficients[:, :, chosen].transpose(1, 2)
+    if mode in ('dense', 'pooled'):
+        maps = weights.unflatten(2, (height, width))
+        return PositionWeights(maps.sum(3), maps.sum(2), maps[:, 0])
+    columns, rows = weights.split([width, height], 2)
+    positions = columns.sum(1)[:, None, :] / height + rows.sum(1)[:, :, None] / width
+    return PositionWeights(rows, columns, positions)

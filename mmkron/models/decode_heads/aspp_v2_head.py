@@ -1,0 +1,75 @@
+"""The output layer of DeepLabV2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn as nn
+from torch import Tensor
+
+from mmkron.models.decode_heads.base import DecodeHead
+from mmkron.ops.checks import check_int
+from mmkron.registry import MODELS
+
+
+@MODELS.register_module()
+class ASPPV2Head(DecodeHead):
+    """Atrous spatial pyramid pooling as in DeepLabV2: the sum of four dilated 3 x 3 convolutions to the classes.
+
+    MMSegmentation's ``ASPPHead`` is that of DeepLabV3. Source: Chen et al., DeepLab (TPAMI 2018, arXiv 1606.00915),
+    section 3.2; without batch norm and without a hidden layer, as in the Kronecker Attention Networks paper's baseline.
+
+    Args:
+        in_channels: channels of the features.
+        channels: not used, since there is no hidden layer; accepted because the hosts' configs name it.
+        num_classes: classes.
+        dilations: dilation of each convolution.
+        dropout_ratio: dropout on the features.
+        init_cfg: initialisation; normal of deviation 0.01 by default.
+        **kwargs: the others of MMSegmentation's ``BaseDecodeHead``.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Sequence[int],
+        channels: int | None = None,
+        *,
+        num_classes: int,
+        dilations: Sequence[int] = (6, 12, 18, 24),
+        dropout_ratio: float = 0.0,
+        init_cfg: dict | list | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(dilations, Sequence) or not dilations:
+            raise TypeError(f'dilations must be a sequence of at least one int, got {dilations!r}')
+        for dilation in dilations:
+            check_int('dilations', dilation)
+        init_cfg = init_cfg or dict(type='Normal', layer='Conv2d', std=0.01)
+        super().__init__(
+            in_channels,
+            num_classes if channels is None else channels,
+            num_classes=num_classes,
+            dropout_ratio=dropout_ratio,
+            init_cfg=init_cfg,
+            **kwargs,
+        )
+        del self.conv_seg
+        self.convs = nn.ModuleList(
+            nn.Conv2d(self.in_channels, self.out_channels, 3, padding=dilation, dilation=dilation)
+            for dilation in dilations
+        )
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Features of a backbone, of which ``in_index`` picks (B, in_channels, H, W) -> logits (B, num_classes, H, W).
+
+        Raises:
+            ValueError: features of other channels.
+        """
+        x = self._transform_inputs(inputs)
+        if self.dropout is not None:
+            x = self.dropout(x)
+        return sum(conv(x) for conv in self.convs)

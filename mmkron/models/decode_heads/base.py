@@ -1,0 +1,51 @@
+"""What the decode heads share: one clear error for features or labels that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.utils import SampleList
+from torch import Tensor
+
+from mmkron.ops.checks import check_choice, check_int
+
+
+class DecodeHead(BaseDecodeHead):
+    """MMSegmentation's base class with checks of the backbone's channels and of the label values."""
+
+    def _init_inputs(
+        self, in_channels: int | Sequence[int], in_index: int | Sequence[int], input_transform: str | None
+    ) -> None:
+        check_choice('input_transform', input_transform, (None, 'resize_concat'))
+        if input_transform is None:
+            check_int('in_channels', in_channels)
+        super()._init_inputs(in_channels, in_index, input_transform)
+
+    def _transform_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        x = super()._transform_inputs(inputs)
+        if x.shape[1] != self.in_channels:
+            raise ValueError(
+                f'in_channels of {type(self).__name__} is {self.in_channels}, but the features of '
+                f'in_index={self.in_index!r} have {x.shape[1]} channels'
+            )
+        return x
+
+    def loss_by_feat(self, seg_logits: Tensor, batch_data_samples: SampleList) -> dict[str, Tensor]:
+        """The losses of logits (B, num_classes, h, w) against the label maps of ``batch_data_samples``.
+
+        Raises:
+            ValueError: a label that is neither a class nor ``ignore_index``.
+        """
+        for sample in batch_data_samples:
+            labels = sample.gt_sem_seg.data
+            wrong = (labels < 0) | (labels >= self.num_classes)
+            if self.ignore_index is not None:
+                wrong &= labels != self.ignore_index
+            if wrong.any():
+                raise ValueError(
+                    f'label {int(labels[wrong][0])} in {sample.get("seg_map_path", "a label map")} must be in '
+                    f'[0, {self.num_classes - 1}] (num_classes={self.num_classes}) or ignore_index='
+                    f'{self.ignore_index}'
+                )
+        return super().loss_by_feat(seg_logits, batch_data_samples)

@@ -1,0 +1,211 @@
+"""KAOHead and ASPPV2Head: values against independent forms, their start, their errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.registry import DefaultScope
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
+
+from mmkron.models import ASPPV2Head, KAOHead
+from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+
+OPERATORS = {
+    'kv': kronecker_attention_kv,
+    'qkv': kronecker_attention_qkv,
+    'dense': dense_attention,
+    'pooled': pooled_attention,
+}
+
+
+@pytest.fixture(autouse=True)
+def scope():
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        yield
+
+
+def build(cls, *args, random=True, **kwargs):
+    """The head in float64 and evaluation mode, with weights that are nowhere zero if ``random``."""
+    torch.manual_seed(0)
+    head = cls(*args, **kwargs)
+    head.init_weights()
+    if random:
+        for parameter in head.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    head.eval()
+    return head.double()
+
+
+def features(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def sample(labels, **metainfo):
+    return SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=dict(img_shape=labels.shape[-2:], **metainfo))
+
+
+@pytest.mark.parametrize('mode', OPERATORS)
+@pytest.mark.parametrize('maps', ['qkv', 'v'])
+@pytest.mark.parametrize('kernel_size', [1, 3])
+def test_kao_head_is_reduce_attend_add_classify(mode, maps, kernel_size):
+    """Against the operator on maps that are made at every position."""
+    head = build(
+        KAOHead, 6, 4, num_classes=3, mode=mode, maps=maps, use_scale=True, kernel_size=kernel_size, in_index=1
+    )
+    x = features(2, 6, 5, 7)
+    conv, attention = head.reduce.conv, head.attention
+    reduced = F.relu(F.conv2d(x, conv.weight, conv.bias, padding=kernel_size // 2))
+    query, key, value = (
+        F.conv2d(reduced, getattr(attention, f'{name}_map').weight[..., None]) if letter in maps else reduced
+        for letter, name in (('q', 'query'), ('k', 'key'), ('v', 'value'))
+    )
+    if mode == 'pooled':  # pooling comes before the maps
+        pooled = F.max_pool2d(reduced, 2, ceil_mode=True)
+        key = F.conv2d(pooled, attention.key_map.weight[..., None]) if 'k' in maps else pooled
+        value = F.conv2d(pooled, attention.value_map.weight[..., None])
+        attended = dense_attention(query, key, value, scale=0.5)
+    else:
+        attended = OPERATORS[mode](query, key, value, scale=0.5)
+    expected = F.conv2d(reduced + attended, head.conv_seg.weight, head.conv_seg.bias)
+    torch.testing.assert_close(head([None, x]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_kao_head_scale_is_that_of_the_key():
+    assert build(KAOHead, 6, 16, num_classes=3).attention.scale == 1
+    assert build(KAOHead, 6, 16, num_classes=3, use_scale=True).attention.scale == 1 / 4
+    assert build(KAOHead, 6, 16, num_classes=3, use_scale=True, key_channels=4).attention.scale == 1 / 2
+
+
+@pytest.mark.parametrize('mode', OPERATORS)
+def test_kao_head_starts_as_a_convolutional_head(mode):
+    """The value map starts at zero, the classifier not; both still get a gradient."""
+    head = build(KAOHead, 6, 4, num_classes=3, mode=mode, random=False, norm_cfg=dict(type='BN'))
+    x = features(2, 6, 9, 5)
+    expected = F.conv2d(head.reduce(x), head.conv_seg.weight, head.conv_seg.bias)
+    torch.testing.assert_close(head([x]), expected, rtol=0, atol=0)
+    assert 0 < head.conv_seg.weight.std() < 0.03
+    head([x]).square().sum().backward()
+    assert all(p.grad is not None for p in head.parameters())
+    assert head.attention.value_map.weight.grad.abs().min() > 0
+
+
+def test_bare_qkv_cannot_draw_an_object():
+    """Why the head adds its input: without it, every logit is a row term plus a column term."""
+    head = build(KAOHead, 6, 4, num_classes=3, mode='qkv')
+    x = features(1, 6, 8, 9)
+
+    def interaction(logits):
+        return logits - logits[..., :1, :] - logits[..., :, :1] + logits[..., :1, :1]
+
+    assert interaction(head([x])).abs().max() > 0.1
+    head.attention.residual = False
+    torch.testing.assert_close(interaction(head([x])), torch.zeros(1, 3, 8, 9).double(), rtol=0, atol=1e-12)
+
+
+def test_aspp_v2_head_sums_its_taps():
+    """Every tap of every convolution, written out."""
+    dilations = (1, 2, 5)
+    head = build(ASPPV2Head, 3, num_classes=4, dilations=dilations)
+    height, width = 6, 7
+    x = features(2, 3, height, width)
+    padded = F.pad(x, [5] * 4)
+    expected = sum(conv.bias for conv in head.convs)[:, None, None].expand(2, 4, height, width).clone()
+    for conv, d in zip(head.convs, dilations):
+        for i in range(3):
+            for j in range(3):
+                top, left = 5 + (i - 1) * d, 5 + (j - 1) * d
+                shifted = padded[:, :, top : top + height, left : left + width]
+                expected += torch.einsum('oc,bchw->bohw', conv.weight[:, :, i, j], shifted)
+    torch.testing.assert_close(head([x]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_aspp_v2_head_is_that_of_deeplab_v2():
+    """Four convolutions from 2048 channels to 21 classes with bias: 1,548,372 parameters, all of them used."""
+    head = ASPPV2Head(2048, num_classes=21)
+    assert sum(p.numel() for p in head.parameters()) == 4 * (2048 * 21 * 9 + 21) == 1_548_372
+    assert [conv.dilation for conv in head.convs] == [(d, d) for d in (6, 12, 18, 24)]
+    head.init_weights()
+    assert all(0.009 < conv.weight.std() < 0.011 for conv in head.convs)
+
+
+def test_aspp_v2_head_dropout_acts_in_training_only():
+    head = build(ASPPV2Head, 4, num_classes=3, dropout_ratio=0.5)
+    x = features(1, 4, 5, 5)
+    torch.testing.assert_close(head([x]), sum(conv(x) for conv in head.convs))
+    head.train()
+    assert not torch.allclose(head([x]), sum(conv(x) for conv in head.convs))
+
+
+@pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
+def test_resize_concat(cls):
+    """Several levels as one input, the way MMSegmentation's heads take them."""
+    kwargs = dict(num_classes=3, in_index=(0, 2), input_transform='resize_concat')
+    head = build(cls, [2, 3], 4, **kwargs)
+    single = build(cls, 5, 4, num_classes=3)
+    single.load_state_dict(head.state_dict())
+    low, high = features(1, 3, 4, 3), features(1, 2, 8, 6)
+    whole = torch.cat([high, F.interpolate(low, size=(8, 6), mode='bilinear', align_corners=False)], 1)
+    torch.testing.assert_close(head([high, None, low]), single([whole]))
+
+
+@pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
+def test_loss(cls):
+    """The cross entropy at the size of the labels; 255 does not count."""
+    head = build(cls, 6, 4, num_classes=3)
+    x = features(2, 6, 4, 5)
+    labels = torch.randint(0, 3, (2, 1, 9, 11), generator=torch.Generator().manual_seed(2))
+    labels[0, 0, :4] = 255
+    losses = head.loss_by_feat(head([x]), [sample(each) for each in labels])
+    logits = F.interpolate(head([x]), size=(9, 11), mode='bilinear', align_corners=False)
+    each = F.cross_entropy(logits, labels[:, 0], ignore_index=255, reduction='none')
+    torch.testing.assert_close(losses['loss_ce'], each.mean())
+
+
+@pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
+@pytest.mark.parametrize('value', [3, 254, -1])
+def test_label_outside_the_classes(cls, value):
+    head = build(cls, 6, 4, num_classes=3)
+    labels = torch.zeros(1, 8, 8, dtype=torch.long)
+    labels[0, 3, 4] = value
+    samples = [sample(torch.zeros_like(labels)), sample(labels, seg_map_path='masks/7.png')]
+    message = rf'label {value} in masks/7\.png must be in \[0, 2\] \(num_classes=3\) or ignore_index=255'
+    with pytest.raises(ValueError, match=message):
+        head.loss_by_feat(features(2, 3, 4, 4), samples)
+
+
+def test_another_ignore_index():
+    head = build(ASPPV2Head, 6, num_classes=3, ignore_index=9)
+    labels = torch.full((1, 4, 4), 9)
+    labels[0, 0, 0] = 1
+    assert head.loss_by_feat(features(1, 3, 4, 4), [sample(labels)])['loss_ce'] > 0
+    with pytest.raises(ValueError, match='label 255 in a label map .* ignore_index=9'):
+        head.loss_by_feat(features(1, 3, 4, 4), [sample(torch.full((1, 4, 4), 255))])
+
+
+@pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
+def test_channels_that_do_not_fit_the_backbone(cls):
+    head = build(cls, 6, 4, num_classes=3)
+    message = rf'in_channels of {cls.__name__} is 6, but the features of in_index=-1 have 5 channels'
+    with pytest.raises(ValueError, match=message):
+        head([features(1, 6, 4, 4), features(1, 5, 4, 4)])
+
+
+@pytest.mark.parametrize(
+    ('cls', 'kwargs', 'error', 'message'),
+    [
+        (KAOHead, dict(mode='x'), ValueError, "mode must be one of .*'pooled'.*, got 'x'"),
+        (KAOHead, dict(maps='qq'), ValueError, "maps must name some of q, k and v once each.*'qq'"),
+        (KAOHead, dict(attention_norm='ln'), ValueError, "norm must be one of .*, got 'ln'"),
+        (KAOHead, dict(kernel_size=2), ValueError, 'kernel_size must be odd, got 2'),
+        (KAOHead, dict(kernel_size=0), ValueError, 'kernel_size must be at least 1, got 0'),
+        (KAOHead, dict(key_channels=2, maps='v'), ValueError, "q has 4 channels but key_channels is 2: add 'q'"),
+        (KAOHead, dict(in_channels=[6, 3]), TypeError, r'in_channels must be an int, got \[6, 3\]'),
+        (KAOHead, dict(input_transform='multiple_select'), ValueError, 'input_transform must be one of'),
+        (ASPPV2Head, dict(dilations=()), TypeError, 'dilations must be a sequence of at least one int'),
+        (ASPPV2Head, dict(dilations=6), TypeError, 'dilations must be a sequence of at least one int, got 6'),
+        (ASPPV2Head, dict(dilations=(6, 0)), ValueError, 'dilations must be at least 1, got 0'),
+    ],
+)
+def test_misuse(cls, kwargs, error, message):
+    with pytest.raises(error, match=message):
+        cls(**{**dict(in_channels=6, channels=4, num_classes=3), **kwargs})

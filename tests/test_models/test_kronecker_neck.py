@@ -1,0 +1,94 @@
+"""KroneckerNeck: the identity at the start, the operator with a scale afterwards, on chosen levels only."""
+
+import pytest
+import torch
+
+from mmkron.layers import KroneckerAttention2d
+from mmkron.models import KroneckerNeck
+
+CHANNELS = (4, 6, 8)
+
+
+def build(**kwargs):
+    torch.manual_seed(0)
+    neck = KroneckerNeck(CHANNELS, **kwargs)
+    neck.init_weights()
+    return neck.double()
+
+
+def pyramid():
+    generator = torch.Generator().manual_seed(1)
+    return tuple(
+        torch.randn(2, channels, 13 >> i, 9 >> i, generator=generator, dtype=torch.float64)
+        for i, channels in enumerate(CHANNELS)
+    )
+
+
+@pytest.mark.parametrize('mode', ['kv', 'qkv', 'dense', 'pooled'])
+def test_starts_as_the_identity_and_learns(mode):
+    """No level changes, yet one step on the scales opens the way for the maps."""
+    neck, inputs = build(mode=mode), pyramid()
+    outs = neck(inputs)
+    assert isinstance(outs, tuple)
+    assert all(torch.equal(out, x) for out, x in zip(outs, inputs))
+    sum(out.pow(3).sum() for out in outs).backward()
+    assert all(p.grad is not None for p in neck.parameters())
+    assert all(scale.grad.abs() > 0 for scale in neck.scales.values())
+    with torch.no_grad():
+        for scale in neck.scales.values():
+            scale -= 1e-3 * scale.grad
+    sum(out.pow(3).sum() for out in neck(inputs)).backward()
+    assert all(p.grad.abs().max() > 0 for p in neck.parameters())
+
+
+@pytest.mark.parametrize('mode', ['kv', 'qkv', 'dense', 'pooled'])
+@pytest.mark.parametrize(('levels', 'refined'), [(None, (0, 1, 2)), (-1, (2,)), ((0, -2), (0, 1)), ([1], (1,))])
+def test_adds_the_scaled_attention_to_the_chosen_levels(mode, levels, refined):
+    neck, inputs = build(mode=mode, levels=levels, use_scale=True, key_channels=3), pyramid()
+    assert neck.levels == refined
+    for value, scale in enumerate(neck.scales.values(), 1):
+        torch.nn.init.constant_(scale, value / 4)
+    outs = neck(inputs)
+    for level, (x, out) in enumerate(zip(inputs, outs)):
+        if level not in refined:
+            assert out is x
+            continue
+        layer = neck.attentions[str(level)]
+        assert layer.scale == pytest.approx(3**-0.5)
+        plain = KroneckerAttention2d(CHANNELS[level], mode, 'qkv', key_channels=3, scale=3**-0.5).double()
+        plain.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(out, x + (refined.index(level) + 1) / 4 * plain(x))
+
+
+def test_list_of_the_caller_is_left_as_it_is():
+    levels, inputs = [0, -1], list(pyramid())
+    neck, before = build(levels=levels), list(inputs)
+    neck(inputs)
+    assert levels == [0, -1]
+    assert all(x is y for x, y in zip(inputs, before))
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'error', 'message'),
+    [
+        (dict(in_channels=256), TypeError, 'in_channels must be a sequence with the channels of each level, got 256'),
+        (dict(in_channels=()), TypeError, r'in_channels must be a sequence .* got \(\)'),
+        (dict(in_channels=(4, 0)), ValueError, 'in_channels must be at least 1, got 0'),
+        (dict(levels=3), ValueError, r'levels must be in \[-3, 2\], got 3'),
+        (dict(levels=()), ValueError, r'levels must name at least one, and each once; got \(\)'),
+        (dict(levels=(0, -3)), ValueError, r'levels must name at least one, and each once; got \(0, -3\)'),
+        (dict(levels='0'), TypeError, 'levels must be an int or a sequence of ints'),
+        (dict(mode='x'), ValueError, "mode must be one of .* got 'x'"),
+    ],
+)
+def test_misuse(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        KroneckerNeck(**{**dict(in_channels=CHANNELS), **kwargs})
+
+
+def test_levels_that_do_not_fit():
+    neck, inputs = build(levels=(0, 2)), pyramid()
+    with pytest.raises(ValueError, match='in_channels names 3 levels, but 2 come in'):
+        neck(inputs[:2])
+    with pytest.raises(ValueError, match=r'level 2 must have 8 channels, got shape \(2, 6, 6, 4\)'):
+        neck((inputs[0], inputs[1], inputs[1]))

@@ -1,0 +1,299 @@
+"""The pictures of coefficients: the weights that are drawn, what is written, and what is said about mistakes."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, VISBACKENDS, DefaultScope
+from mmengine.visualization import BaseVisBackend
+from PIL import Image
+
+from mmkron.analysis import PositionWeights, position_weights
+
+from .conftest import ROOT, load_tool
+from .test_launch import Touch
+
+SEGMENTOR = """
+default_scope = 'mmseg'
+norm_cfg = dict(type='SyncBN')
+head = dict(type='mmkron.KAOHead', in_channels=64, channels=16, mode='kv', num_classes=3, norm_cfg=norm_cfg)
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[120.0] * 3, std=[60.0] * 3, bgr_to_rgb=True,
+                           test_cfg=dict(size_divisor=32)),
+    backbone=dict(type='ResNet', depth=18, base_channels=8, stem_channels=8, strides=(1, 2, 1, 1),
+                  norm_cfg=norm_cfg),
+    decode_head=dict(head, in_index=3),
+    auxiliary_head=dict(head, in_index=3, mode='dense'),
+    test_cfg=dict(mode='whole'))
+test_pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(100, 80), keep_ratio=True),
+                 dict(type='LoadAnnotations'), dict(type='PackSegInputs')]
+visualizer = dict(type='SegLocalVisualizer',
+                  vis_backends=[dict(type='LocalVisBackend'), dict(type='CoefficientTestBackend')])
+"""
+DETECTOR = """
+default_scope = 'mmdet'
+model = dict(
+    type='RetinaNet',
+    data_preprocessor=dict(type='DetDataPreprocessor', mean=[120.0] * 3, std=[60.0] * 3, pad_size_divisor=32),
+    backbone=dict(type='ResNet', depth=18, base_channels=8, stem_channels=8),
+    neck=[dict(type='FPN', in_channels=[8, 16, 32, 64], out_channels=16, num_outs=5),
+          dict(type='mmkron.KroneckerNeck', in_channels=[16] * 5, levels=[0, 2], mode='pooled')],
+    bbox_head=dict(type='RetinaHead', num_classes=2, in_channels=16, feat_channels=16, stacked_convs=1,
+                   anchor_generator=dict(type='AnchorGenerator', ratios=[1.0], scales=[4], strides=[4, 8, 16, 32, 64])))
+pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(122, 122), keep_ratio=True),
+            dict(type='LoadAnnotations', with_bbox=True), dict(type='PackDetInputs')]
+test_dataloader = dict(dataset=dict(type='CocoDataset', pipeline=pipeline))
+"""
+IMAGE_SIZE = (45, 61)  # height and width
+received = []
+
+
+@VISBACKENDS.register_module()
+class CoefficientTestBackend(BaseVisBackend):
+    experiment = None
+
+    def __init__(self, save_dir, lacks=None):
+        super().__init__(save_dir)
+        self.lacks = lacks
+
+    def _init_env(self):
+        pass
+
+    def add_image(self, name, image, step=0, **kwargs):
+        if self.lacks:
+            raise ImportError(f'no {self.lacks}')
+        received.append((name, image))
+
+
+@pytest.fixture
+def draws(tmp_path, monkeypatch):
+    """Runs the tool in ``tmp_path`` and returns what was given to ``draw`` and the picture that it made."""
+    tool = load_tool('visualizations/kao_coefficients')
+    draw, calls = tool.draw, []
+
+    def recording(*args):
+        calls.append((*args, draw(*args)))
+        return calls[-1][-1]
+
+    def run(*argv):
+        calls.clear()
+        received.clear()
+        tool.main([str(arg) for arg in argv])
+        (call,) = calls
+        return call
+
+    monkeypatch.setattr(tool, 'draw', recording)
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.fixture
+def image(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (*IMAGE_SIZE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'photo.png')
+    return tmp_path / 'photo.png'
+
+
+@pytest.fixture
+def segmentor(tmp_path):
+    (tmp_path / 'seg.py').write_text(SEGMENTOR)
+    return tmp_path / 'seg.py'
+
+
+def save_weights(config, path, **options):
+    """A checkpoint of the config's model whose attention is far from even."""
+    cfg = Config.fromfile(config)
+    cfg.merge_from_dict(options)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        import mmseg.models  # noqa: F401
+
+        torch.manual_seed(1)
+        model = MODELS.build(cfg.model)
+        model.init_weights()
+        model.decode_head.attention.query_map.weight.data *= 3
+    torch.save(dict(state_dict=model.state_dict(), meta={}), path)
+    return path
+
+
+def host_input(config, checkpoint, image, **options):
+    """The attention layer of the head and its input map as MMSegmentation's own inference gives it."""
+    from mmseg.apis import inference_model, init_model
+
+    cfg = Config.fromfile(config)
+    cfg.merge_from_dict(options)
+    inputs = []
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = revert_sync_batchnorm(init_model(cfg, str(checkpoint), device='cpu'))
+        layer = model.decode_head.attention
+        layer.register_forward_pre_hook(lambda layer, args: inputs.append(args[0]))
+        inference_model(model, str(image))
+    return layer, inputs[0]
+
+
+# 45 x 61 becomes 74 x 100 and is padded to 96 x 128: a map of 12 x 16, of which the image covers 9.25 x 12.5.
+@pytest.mark.parametrize(
+    ('mode', 'pixel', 'position'),
+    [('kv', (60, 44), (9, 12)), ('qkv', (0, 0), (0, 0)), ('dense', (30, 10), (2, 6)), ('pooled', (22, 33), (6, 4))],
+)
+def test_segmentor(mode, pixel, position, segmentor, image, draws, tmp_path, capsys):
+    options = {'model.decode_head.mode': mode}
+    checkpoint = save_weights(segmentor, tmp_path / 'a.pth', **options)
+    shown, at, view, picture = draws(
+        segmentor,
+        checkpoint,
+        image,
+        '--pixel',
+        *pixel,
+        '--out-dir',
+        'out',
+        '--cfg-options',
+        f'model.decode_head.mode={mode}',
+    )
+    lines = capsys.readouterr().out.splitlines()
+    np.testing.assert_array_equal(shown, np.asarray(Image.open(image)))
+    assert at == pixel
+    assert view[:4] == ('decode_head.attention', mode, (12, 16), position)
+    assert view.extent == pytest.approx((61 * 128 / 100, 45 * 96 / 74))
+
+    layer, x = host_input(segmentor, checkpoint, image, **options)
+    expected = position_weights(layer.coefficients(x), mode, (12, 16), position)
+    assert expected.positions.max() > 1.5 * expected.positions.mean()
+    for got, wanted in zip(view.weights, expected):
+        torch.testing.assert_close(got, wanted[0], rtol=1e-4, atol=1e-7)
+
+    name = f'photo_decode_head.attention_x{pixel[0]}_y{pixel[1]}'
+    written = [f'out/{name}.png', f'out/vis_data/vis_image/{name}_0.png']
+    for path in written:
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / path)), picture)
+    assert [given[0] for given in received] == [name]
+    np.testing.assert_array_equal(received[0][1], picture)
+    assert lines[-2:] == [f'  {path}' for path in written]
+    best = int(expected.rows[0].sum(0).argmax())
+    assert any(line.startswith(f'strongest rows of {len(expected.rows[0, 0])}: {best} (') for line in lines)
+
+
+def test_classifier_on_a_grey_image(draws, tmp_path):
+    """The config's datasets make the images, so its pipeline loads none; the default folder and backend."""
+    Image.fromarray(np.arange(13 * 17, dtype=np.uint8).reshape(13, 17)).save(tmp_path / 'grey.png')
+    config = ROOT / 'configs/kanet/kanet-kv_digits.py'
+    shown, _, view, picture = draws(config, 'none', 'grey.png', '--pixel', 16, 12)
+    assert shown.shape == (13, 17, 3)
+    assert view.mode == 'kv'
+    assert view.position == (view.size[0] - 1, view.size[1] - 1)
+    assert view.extent == pytest.approx((17, 13))
+    assert view.weights.positions.sum() == pytest.approx(1)
+    name = f'grey_{view.layer}_x16_y12'
+    for path in (f'{name}.png', f'vis_data/vis_image/{name}_0.png'):
+        assert Image.open(tmp_path / 'work_dirs/kao_coefficients' / path).size == picture.shape[1::-1]
+    first = draws(config, 'none', 'grey.png', '--pixel', 16, 12, '--layer', view.layer)[2]
+    torch.testing.assert_close(first.weights.positions, view.weights.positions, rtol=0, atol=0)  # initial, so seeded
+
+
+def test_crops_are_left_out(draws, image):
+    """256 x 256 stay, which the config would crop to 224 x 224."""
+    config = ROOT / 'configs/kanet/kanet_kv_imagenet.py'
+    small = 'model.backbone.widen_factor=0.25'
+    view = draws(config, 'none', image, '--pixel', 60, 0, '--cfg-options', small)[2]
+    assert view.size == (8, 8)
+    assert view.position == (0, 7)
+    assert view.extent == pytest.approx((61, 45))
+
+
+def test_detector(draws, image, tmp_path):
+    """45 x 61 becomes 90 x 122, padded to 96 x 128: a map of 24 x 32, pooled to 12 x 16."""
+    (tmp_path / 'det.py').write_text(DETECTOR)
+    view = draws(tmp_path / 'det.py', 'none', image, '--pixel', 60, 44, '--layer', 'neck.1.attentions.0')[2]
+    assert view[1:4] == ('pooled', (24, 32), (22, 30))
+    assert view.extent == pytest.approx((64, 48))
+    assert view.weights.positions.shape == (12, 16)
+    assert draws(tmp_path / 'det.py', 'none', image, '--pixel', 60, 44)[2].layer == 'neck.1.attentions.2'
+
+
+@pytest.mark.parametrize('shape', [(4, 90), (90, 4), (1, 1)])
+@pytest.mark.parametrize('kind', ['signed', 'even', 'zero'])
+def test_draw_unusual(shape, kind):
+    """Narrow images; weights of both signs, as batch norm without softmax makes them, or without any contrast."""
+    tool = load_tool('visualizations/kao_coefficients')
+    positions = {'signed': torch.arange(-2.0, 4.0), 'even': torch.full((6,), 1 / 6), 'zero': torch.zeros(6)}[kind]
+    positions = positions.reshape(2, 3)
+    weights = PositionWeights(positions.sum(1)[None], positions.sum(0)[None], positions)
+    view = tool.View('layer', 'dense', (2, 3), (1, 2), (float(shape[1]), float(shape[0])), weights)
+    image = np.zeros((*shape, 3), np.uint8)
+    picture = tool.draw(image, (0, 0), view)
+    assert picture.dtype == np.uint8
+    assert picture.std() > 10
+    coloured = np.ptp(picture.astype(int), axis=2) > 60
+    assert coloured.sum() > 1000
+
+
+def test_tensorboard(draws, segmentor, image, tmp_path):
+    pytest.importorskip('tensorboard')
+    backend = 'visualizer.vis_backends.0.type=TensorboardVisBackend'
+    draws(segmentor, 'none', image, '--pixel', 1, 1, '--out-dir', 'out', '--cfg-options', backend)
+    assert list((tmp_path / 'out/vis_data').glob('events*'))
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ('argv', 'message'),
+    [
+        (['--pixel', 61, 0], r'--pixel 61 0 is outside the image: X must be in \[0, 60\], Y in \[0, 44\]'),
+        (['--pixel', 0, -1], r'--pixel 0 -1 is outside'),
+        (
+            ['--pixel', 0, 0, '--layer', 'backbone'],
+            r"--layer 'backbone' is no attention layer that runs; the model has\n"
+            r'  decode_head.attention: mode kv, map 12 x 16\n'
+            r'  auxiliary_head.attention: mode dense, does not run in prediction$',
+        ),
+        (['--pixel', 0, 0, '--layer', 'auxiliary_head.attention'], 'is no attention layer that runs'),
+        (['--pixel', 0, 0, '--device', 'nowhere'], r'--device nowhere: .*nowhere'),
+        (
+            ['--pixel', 0, 0, '--cfg-options', 'visualizer.vis_backends.1.lacks=board'],
+            'a backend of the visualizer lacks a package: no board',
+        ),
+        (['--pixel', 0, 0, '--cfg-options', 'test_pipeline=[]'], 'neither test_dataloader.* nor test_pipeline'),
+        (['--pixel', 0, 0, '--cfg-options', 'model=None'], 'the config has no model'),
+    ],
+)
+def test_bad_arguments(argv, message, draws, segmentor, image):
+    with pytest.raises(SystemExit) as stop:
+        draws(segmentor, 'none', image, *argv)
+    assert re.match(f'error: .*{message}', stop.value.code)
+
+
+def test_bad_files(draws, segmentor, image, tmp_path, tiny_config):
+    (tmp_path / 'cut.png').write_bytes(image.read_bytes()[:500])
+    torch.save(dict(state_dict={'backbone.x': torch.zeros(1)}), tmp_path / 'other.pth')
+    torch.save([1], tmp_path / 'list.pth')
+    (tmp_path / 'empty.pth').touch()
+    (tmp_path / 'cut.pth').write_bytes((tmp_path / 'other.pth').read_bytes()[:-200])
+    for config, checkpoint, path, message in (
+        ('gone.py', 'none', image, "config is not a file: 'gone.py'"),
+        (segmentor, 'gone.pth', image, "checkpoint is not a file: 'gone.pth'"),
+        (segmentor, 'none', 'gone.png', "image 'gone.png' cannot be read: .*No such file"),
+        (segmentor, 'none', 'cut.png', "image 'cut.png' cannot be read: .*cannot be decoded"),
+        (segmentor, 'other.pth', image, 'other.pth cannot be loaded into the model: .*backbone.x'),
+        (segmentor, 'list.pth', image, 'list.pth cannot be loaded into the model: No state_dict found'),
+        (segmentor, 'empty.pth', image, 'empty.pth cannot be loaded into the model: the file is empty'),
+        (segmentor, 'cut.pth', image, 'cut.pth cannot be loaded into the model'),
+        (tiny_config, 'none', image, 'the model has no KroneckerAttention2d layer'),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            draws(config, checkpoint, path, '--pixel', 0, 0)
+        assert re.match(f'error: {message}', stop.value.code)
+    assert not Path('work_dirs').exists()
+
+
+def test_unsafe_checkpoint_is_refused(draws, segmentor, image, tmp_path):
+    torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(tmp_path / 'proof')}, tmp_path / 'evil.pth')
+    with pytest.raises(SystemExit) as stop:
+        draws(segmentor, 'evil.pth', image, '--pixel', 0, 0)
+    assert re.match(r'error: evil\.pth is refused.*mkdir', stop.value.code)
+    assert not (tmp_path / 'proof').exists()

@@ -1,0 +1,149 @@
+"""The paper's VOC configs from files on disk to metrics, on scenes of digits in VOC's layout; data that is wrong."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from mmkron.engine import launch
+from mmkron.engine.launch import LaunchError
+
+from .conftest import ROOT, load_tool
+
+CONFIG = 'configs/kao_deeplabv2/deeplabv2{}_r101-d8_1xb8-25k_voc12aug-321x321.py'
+HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']
+
+
+@pytest.fixture(scope='module')
+def scenes(tmp_path_factory):
+    """Ten scenes to train on, the last four of them as the augmentation, and three for validation."""
+    root = tmp_path_factory.mktemp('voc') / 'VOC2012'
+    sizes = ['--size', '64', '96', '--objects', '1', '3', '--scale', '1', '1.5']
+    arguments = ['--source', 'digits', '--train', '10', '--val', '3', *sizes]
+        '--source',
+        'digits',
+        '--size',
+        '64',
+        '96',
+        '--train',
+        '10',
+        '--val',
+        '3',
+        '--objects',
+        '1',
+        '3',
+        '--scale',
+        '1',
+        '1.5',
+    ]
+    load_tool('dataset_converters/fashion_scenes').main([str(root), *arguments])
+    shutil.copytree(root / 'SegmentationClass', root / 'SegmentationClassAug')
+    lists = root / 'ImageSets/Segmentation'
+    names = (lists / 'train.txt').read_text().split()
+    (lists / 'train.txt').write_text('\n'.join(names[:6]) + '\n')
+    (lists / 'aug.txt').write_text('\n'.join(names[6:]) + '\n')
+    return root
+
+
+@pytest.fixture
+def voc(scenes, tmp_path):
+    return shutil.copytree(scenes, tmp_path / 'VOC2012')
+
+
+def train(train_args, voc, head='-kao-kv', **more):
+    """The shipped config with a narrow backbone, for two iterations."""
+    options = {
+        'model.backbone.depth': 18,
+        'model.backbone.base_channels': 8,
+        'model.backbone.stem_channels': 8,
+        'model.backbone.init_cfg': None,
+        'model.decode_head.in_channels': 64,
+        'train_dataloader.dataset.datasets.0.data_root': voc,
+        'train_dataloader.dataset.datasets.1.data_root': voc,
+        'val_dataloader.dataset.data_root': voc,
+        'train_cfg.max_iters': 2,
+        'train_cfg.val_interval': 2,
+        'train_dataloader.batch_size': 2,
+        'train_dataloader.num_workers': 0,
+        'val_dataloader.num_workers': 0,
+        'default_hooks.logger.interval': 1,
+        'randomness.seed': 0,
+        **more,
+    }
+    if head:
+        options['model.decode_head.channels'] = 16
+    pairs = [f'{key}={value}' for key, value in options.items()]
+    config = ROOT / CONFIG.format(head)
+    return launch.train(train_args(config, '--work-dir', voc.parent / 'work', '--cfg-options', *pairs))
+
+
+@pytest.mark.parametrize('head', HEADS)
+def test_from_files_to_metrics(head, train_args, voc):
+    runner = train(train_args, voc, head)
+    assert len(runner.train_dataloader.dataset) == 10
+    assert len(runner.val_dataloader.dataset) == 3
+    scalars = runner.message_hub.log_scalars
+    for name in ('val/mIoU', 'val/mAcc', 'val/aAcc'):
+        assert 0 <= scalars[name].current() <= 100
+    assert all(np.isfinite(value) for value in scalars['train/loss'].data[0])
+    # One window at the crop's size: smaller images are padded, their labels with 255.
+    groups = runner.optim_wrapper.optimizer.param_groups
+    rates = {group['lr'] for group in groups}
+    assert {round(rate / min(rates), 6) for rate in rates} == {1, 10}
+    assert {group['weight_decay'] for group in groups} == {5e-4}
+    runner.model.backbone.train()
+    for name, module in runner.model.backbone.named_modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            assert not module.training, name
+            assert not module.weight.requires_grad, name
+
+
+def test_paper_recipe():
+    """What the paper and DeepLabV2 say, in numbers, the same for all five heads."""
+    for head in HEADS:
+        cfg = Config.fromfile(ROOT / CONFIG.format(head))
+        backbone, optimizer = cfg.model.backbone, cfg.optim_wrapper.optimizer
+        assert (backbone.depth, backbone.strides, backbone.dilations) == (101, (1, 2, 1, 1), (1, 1, 2, 4))
+        assert not backbone.contract_dilation
+        assert (optimizer.type, optimizer.lr, optimizer.momentum, optimizer.weight_decay) == ('SGD', 2.5e-4, 0.9, 5e-4)
+        schedule = cfg.param_scheduler
+        assert (schedule.type, schedule.power, schedule.eta_min) == ('PolyLR', 0.9, 0)
+        assert schedule.end == cfg.train_cfg.max_iters == 25_000
+        assert cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 8
+        assert {step.crop_size for step in cfg.train_pipeline if 'Crop' in step.type} == {(321, 321)}
+        assert not any('Resize' in step.type for step in cfg.test_pipeline)
+        if head:
+            wanted = dict(dense='dense', pooled='pooled')
+            assert cfg.model.decode_head.mode == wanted.get(head[1:], head.rsplit('-', 1)[-1])
+
+
+def test_label_outside_the_classes(train_args, voc):
+    """The file is named, before the loss looks up what is not there."""
+    for folder in ('SegmentationClass', 'SegmentationClassAug'):
+        for path in (voc / folder).glob('*.png'):
+            labels = np.array(Image.open(path))
+            labels[labels == 0] = 30
+            Image.fromarray(labels).save(path)
+    with pytest.raises(ValueError, match=r'label 30 in .*/SegmentationClass(Aug)?/0000\d\d\.png must be in \[0, 20\]'):
+        train(train_args, voc)
+
+
+def test_incomplete_folder(train_args, voc):
+    """One message with all that is missing, before anything is built."""
+    (voc / 'SegmentationClassAug/000009.png').unlink()
+    (voc / 'JPEGImages/000011.jpg').unlink()
+    with pytest.raises(LaunchError) as error:
+        train(train_args, voc)
+    text = str(error.value)
+    assert f'{voc}/SegmentationClassAug/000009.png  <- train_dataloader.dataset.datasets.1.ann_file' in text
+    assert f'{voc}/JPEGImages/000011.jpg            <- val_dataloader.dataset.ann_file' in text
+    assert text.count('(1 of the ') == 2
+    assert 'PascalVOCDataset reads this layout' in text
+
+
+def test_channels_that_do_not_fit(train_args, voc):
+    with pytest.raises(ValueError, match='in_channels of KAOHead is 2048, but the features of in_index=3 have 64 chan'):
+        train(train_args, voc, **{'model.decode_head.in_channels': 2048})
