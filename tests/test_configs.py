@@ -116,19 +116,47 @@ def test_metafile_counts(model):
     assert measured['flops'] == model['Metadata']['FLOPs']
 
 
+def readme_of(folder):
+    """The text of a folder's README and its models: (name, file name of the config, metadata, results)."""
+    text = (ROOT / 'configs' / folder / 'README.md').read_text(encoding='utf-8')
+    models = [model for path, model in entries() if path.parent.name == folder]
+    assert models
+    return text, [(m['Name'], m['Config'].rsplit('/', 1)[-1], m['Metadata'], m['Results']) for m in models]
+
+
+def cells(text, name):
+    """The cells of the table row that links to ``name``."""
+    (row,) = (line for line in text.splitlines() if line.startswith('|') and f']({name})' in line)
+    return [cell.strip() for cell in row.strip('|').split('|')]
+
+
 def test_readme_of_kanet():
     """Every figure in the folder's README is the metafile's or the one that test_kanet.py counts."""
-    text = (ROOT / 'configs/kanet/README.md').read_text(encoding='utf-8')
-    for _, model in entries():
-        name, metadata = model['Config'].rsplit('/', 1)[-1], model['Metadata']
-        if '_in1k' in model['Name']:
-            arch = Config.fromfile(ROOT / model['Config']).model.backbone.arch
-            figures = (metadata['Parameters'], metadata['FLOPs'], *KANET_COUNTS[arch])
-            row = next(line for line in text.splitlines() if line.startswith('|') and f']({name})' in line)
-            assert '| ' + ' | '.join(f'{figure:,}' for figure in figures) + ' |' in row
+    text, models = readme_of('kanet')
+    for name, file, metadata, results in models:
+        figures = [metadata['Parameters'], metadata['FLOPs']]
+        if '_in1k' in name:
+            figures += KANET_COUNTS[Config.fromfile(ROOT / 'configs/kanet' / file).model.backbone.arch]
+            assert cells(text, file)[2:6] == [f'{figure:,}' for figure in figures]
+            continue
+        paragraph = next(part for part in text.split('\n\n') if f']({file})' in part)
+        if results:
+            assert f'{results[0]["Metrics"]["Top 1 Accuracy"]:.2f} %' in paragraph
         else:
-            paragraph = next(part for part in text.split('\n\n') if f']({name})' in part)
-            assert f'{model["Results"][0]["Metrics"]["Top 1 Accuracy"]:.2f} %' in paragraph
+            assert all(f'{figure:,}' in paragraph for figure in figures)
+
+
+def test_readme_of_kao_deeplabv2():
+    """Parameters, FLOPs and the means over the seeds are the metafile's."""
+    text, models = readme_of('kao_deeplabv2')
+    for _, file, metadata, results in models:
+        row = cells(text, file)
+        assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(row)
+        if results:
+            metrics = results[0]['Metrics']
+            seeds, mean, accuracy = [float(cell) for cell in row[1:4]], float(row[4]), float(row[5])
+            assert mean == metrics['mIoU'] == pytest.approx(sum(seeds) / 3, abs=0.006)
+            assert accuracy == metrics['aAcc']
 
 
 def test_paper_recipe():

@@ -23,22 +23,6 @@ def scenes(tmp_path_factory):
     root = tmp_path_factory.mktemp('voc') / 'VOC2012'
     sizes = ['--size', '64', '96', '--objects', '1', '3', '--scale', '1', '1.5']
     arguments = ['--source', 'digits', '--train', '10', '--val', '3', *sizes]
-        '--source',
-        'digits',
-        '--size',
-        '64',
-        '96',
-        '--train',
-        '10',
-        '--val',
-        '3',
-        '--objects',
-        '1',
-        '3',
-        '--scale',
-        '1',
-        '1.5',
-    ]
     load_tool('dataset_converters/fashion_scenes').main([str(root), *arguments])
     shutil.copytree(root / 'SegmentationClass', root / 'SegmentationClassAug')
     lists = root / 'ImageSets/Segmentation'

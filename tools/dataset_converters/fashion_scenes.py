@@ -3,7 +3,7 @@
 The garments are those of Fashion-MNIST: its four IDX files in data/fashionmnist, else those of the Debian package
 dataset-fashion-mnist, else scikit-learn's digits take their place. Training scenes hold training images only.
 
-    python tools/dataset_converters/fashion_scenes.py                   # 1,200 + 200 scenes in data/fashion_scenes
+    python tools/dataset_converters/fashion_scenes.py                   # 2,000 + 200 scenes in data/fashion_scenes
     python tools/dataset_converters/fashion_scenes.py data/wide --size 120 200 --objects 5 9 --scale 1.5 3
     python tools/dataset_converters/fashion_scenes.py data/digit_scenes --source digits --train 100 --val 20
 
@@ -339,11 +339,11 @@ def parse_args(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, 
     add('out', nargs='?', metavar='OUT', default='data/fashion_scenes', type=Path, help='folder to make (%(default)s)')
     add('--source', default='auto', help="auto (default), digits, or a folder of Fashion-MNIST's four IDX files")
     add('--size', nargs=2, metavar=('H', 'W'), type=int, default=(128, 128), help='pixels of a scene %(default)s')
-    add('--train', type=int, default=1200, metavar='N', help='training scenes (%(default)s)')
+    add('--train', type=int, default=2000, metavar='N', help='training scenes (%(default)s)')
     add('--val', type=int, default=200, metavar='N', help='validation scenes (%(default)s)')
-    add('--objects', **low_high, type=int, default=(3, 6), help='objects in a scene %(default)s')
+    add('--objects', **low_high, type=int, default=(3, 5), help='objects in a scene %(default)s')
     add('--clutter', type=int, default=6, metavar='N', help='shapes in the background (%(default)s)')
-    add('--scale', **low_high, type=float, default=(1.0, 2.0), help=f'side of an object / {SIDE} pixels %(default)s')
+    add('--scale', **low_high, type=float, default=(1.5, 2.5), help=f'side of an object / {SIDE} pixels %(default)s')
     add('--seed', type=int, default=0, metavar='N', help='(%(default)s)')
     args = parser.parse_args(argv)
     args.size, args.objects, args.scale = tuple(args.size), tuple(args.objects), tuple(args.scale)
