@@ -29,7 +29,7 @@ class ModelRegistry(Registry):
         Raises:
             ImportError: the host library that the class needs cannot be imported.
         """
-        name = key.removeprefix('mmkron.')
+        name = key.removeprefix('mmkron.') if isinstance(key, str) else key
         if name in self.NEEDS_HOST:
             module, host = self.NEEDS_HOST[name]
             try:

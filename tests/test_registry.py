@@ -10,7 +10,11 @@ from mmengine.registry import DATASETS, MODELS, TRANSFORMS, DefaultScope
 import mmkron.datasets
 import mmkron.models
 
-NAMES = {MODELS: mmkron.models.__all__, DATASETS: ['Digits'], TRANSFORMS: ['LoadImageFromFile']}
+NAMES = {
+    MODELS: [*mmkron.models.__all__, *mmkron.models.MODELS.NEEDS_HOST],
+    DATASETS: ['Digits'],
+    TRANSFORMS: ['LoadImageFromFile'],
+}
 BLOCK = """
 import sys
 class Block:
@@ -58,6 +62,33 @@ def test_works_without_the_hosts(tmp_path):
     print(tuple(model(torch.zeros(1, 3, 32, 32))[0].shape))
     """)
     assert run(code, tmp_path) == '(1, 1280, 1, 1)'
+
+
+def test_heads_without_their_host(tmp_path):
+    """One error that names the class and the host; a star import and dir do not need the host."""
+    code = BLOCK + textwrap.dedent("""
+    from mmengine.registry import MODELS
+    from mmkron.models import *
+    import mmkron.models
+    messages = ['KAOHead' in dir(mmkron.models), 'KAOHead' in globals()]
+    for look in (lambda: MODELS.get('mmkron.KAOHead'), lambda: mmkron.models.KAOHead):
+        try:
+            look()
+        except ImportError as error:
+            messages.append(str(error))
+    print(messages)
+    """)
+    message = 'mmkron.KAOHead needs mmseg, which cannot be imported: mmseg'
+    assert run(code, tmp_path) == str([True, False, message, message])
+
+
+def test_registry_names():
+    assert mmkron.models.MODELS.get('KAOHead') is mmkron.models.MODELS.get('mmkron.KAOHead') is mmkron.models.KAOHead
+    assert mmkron.models.MODELS.get('mmkron.Nothing') is None
+    with pytest.raises(TypeError, match='must be a str'):
+        mmkron.models.MODELS.get(3)
+    with pytest.raises(AttributeError, match='has no attribute'):
+        mmkron.models.Nothing  # noqa: B018
 
 
 def test_imports_point_downward(tmp_path):

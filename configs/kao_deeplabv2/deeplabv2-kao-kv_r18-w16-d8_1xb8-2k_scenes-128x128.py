@@ -1,5 +1,6 @@
 _base_ = './deeplabv2_r18-w16-d8_1xb8-2k_scenes-128x128.py'
 
+# With as many parameters as the ASPP head.
 model = dict(
     decode_head=dict(
         _delete_=True,
@@ -7,8 +8,7 @@ model = dict(
         mode='kv',
         in_channels=128,
         in_index=3,
-        channels=64,
-        kernel_size=1,
+        channels=40,
         num_classes=11,
         dropout_ratio=0.0,
         norm_cfg=dict(type='BN', requires_grad=True),

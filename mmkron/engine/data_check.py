@@ -159,14 +159,22 @@ def _missing_listed(dataset: dict, root: str) -> Iterator[tuple[str, str]]:
         names = [line.strip() for line in file]
     prefix = dataset.get('data_prefix') or {}
     suffixes = {'img_path': dataset.get('img_suffix', '.jpg')}
-    if any('Annotations' in type_name(step) for step in dataset.get('pipeline') or ()):
+    if _loads_annotations(dataset.get('pipeline')):
         suffixes['seg_map_path'] = dataset.get('seg_map_suffix', '.png')
     for field, suffix in suffixes.items():
-        if field in prefix and '://' not in (prefix[field] or ''):
-            paths = [osp.expanduser(osp.join(root, prefix[field] or '', name + suffix)) for name in names]
+        folder = osp.join(root, prefix.get(field) or '')
+        if field in prefix and '://' not in folder:
+            paths = [osp.expanduser(osp.join(folder, name + suffix)) for name in names]
             gone = [path for path in paths if not osp.exists(path)]
             if gone:
                 yield gone[0], f' ({len(gone)} of the {len(names)} files that it lists are missing)'
+
+
+def _loads_annotations(steps: Any) -> bool:
+    """Whether a pipeline, with what its steps nest, loads labels."""
+    if isinstance(steps, dict):
+        return 'Annotations' in type_name(steps) or _loads_annotations(list(steps.values()))
+    return isinstance(steps, (list, tuple)) and any(map(_loads_annotations, steps))
 
 
 def find_missing(cfg: Any, splits: Sequence[str]) -> list[Missing]:

@@ -339,7 +339,8 @@ def allow_checkpoint_globals() -> None:
 def init_cpu_group(cfg: Config) -> bool:
     """Opens a gloo process group where there is no accelerator, since MMEngine always asks for a CUDA device.
 
-    ``cfg`` gets the gloo backend and, unless it has its own ``model_wrapper_cfg``, a wrapper without device ids.
+    ``cfg`` gets the gloo backend, batch norm of each process in the place of SyncBN, which torch has for accelerators
+    only, and, unless it has its own ``model_wrapper_cfg``, a wrapper without device ids.
 
     Returns:
         Whether a group was opened; the caller closes it.
@@ -355,6 +356,8 @@ def init_cpu_group(cfg: Config) -> bool:
         )
     dist_cfg = cfg.setdefault('env_cfg', ConfigDict()).setdefault('dist_cfg', ConfigDict())
     dist_cfg.backend = 'gloo'
+    if _replace_sync_bn(cfg.get('model')):
+        print('without an accelerator SyncBN becomes BN: each process normalises its own images', flush=True)
     if cfg.get('model_wrapper_cfg') is None:
         cfg.model_wrapper_cfg = dict(
             type='MMDistributedDataParallel',
@@ -365,6 +368,16 @@ def init_cpu_group(cfg: Config) -> bool:
     timeout = {'timeout': timedelta(seconds=dist_cfg.timeout)} if dist_cfg.get('timeout') else {}
     torch.distributed.init_process_group('gloo', **timeout)
     return True
+
+
+def _replace_sync_bn(node: Any) -> int:
+    """Turns the type SyncBN into BN wherever a config holds it; returns how often."""
+    if isinstance(node, dict):
+        found = node.get('type') in ('SyncBN', 'mmcv.SyncBN')
+        if found:
+            node['type'] = 'BN'
+        return found + sum(map(_replace_sync_bn, node.values()))
+    return sum(map(_replace_sync_bn, node)) if isinstance(node, (list, tuple)) else 0
 
 
 def build_runner(cfg: Config) -> Runner:

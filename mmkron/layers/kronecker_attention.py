@@ -140,10 +140,13 @@ class KroneckerAttention2d(BaseModule):
         out = attend(query, key, value, self.norm, self.scale, self._bn_state())
         means = REDUCTIONS[self.mode][0] is axis_means
         out = outer_sum(out, x.shape[2:]) if means else out.reshape(*out.shape[:2], *x.shape[2:])
-        return out + x if self.residual else out
+        if not self.residual:
+            return out
+        # No gradient needs the outer sum, so it can take the input: half the memory.
+        return out.add_(x) if means and out.dtype == x.dtype else out + x
 
     def coefficients(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The normalised coefficients that :meth:`forward` would use, to look at.
+        """The normalised coefficients that :meth:`forward` would use, to look at; running statistics stay as they are.
 
         Arguments and errors are those of :meth:`forward`.
 
@@ -153,7 +156,9 @@ class KroneckerAttention2d(BaseModule):
             context, else its (pooled) positions.
         """
         query, key, _ = self._columns(x, context)
-        return attention_coefficients(query, key, self.norm, self.scale, self._bn_state())
+        bn = self.coefficient_bn
+        state = CoefficientBN(bn.weight, bn.bias, eps=bn.eps) if bn is not None and bn.training else self._bn_state()
+        return attention_coefficients(query, key, self.norm, self.scale, state)
 
     def _columns(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The mapped columns of query, key and value."""
@@ -167,10 +172,13 @@ class KroneckerAttention2d(BaseModule):
         else:
             columns = reduce_context(context)
         key, value = self.key_map(columns), self.value_map(columns)
-        if not self.query_map_on_keys:
-            return self.query_map(query), key, value
+        query_map = self.query_map
+        # An adapter in the map's place or a hook on it has to be called.
+        plain = type(query_map) is nn.Conv1d and not query_map._forward_pre_hooks and not query_map._forward_hooks
+        if not (self.query_map_on_keys and plain):
+            return query_map(query), key, value
         # K^T (W X) = (W^T K)^T X, and there are only H + W keys.
-        return query, torch.matmul(self.query_map.weight[:, :, 0].t(), key), value
+        return query, torch.matmul(query_map.weight[:, :, 0].t(), key), value
 
     def _bn_state(self) -> CoefficientBN | None:
         bn = self.coefficient_bn

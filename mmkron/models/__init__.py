@@ -10,10 +10,15 @@ from mmkron.models.backbones import KANet
 from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck
 from mmkron.registry import MODELS
 
-__all__ = ['ASPPV2Head', 'GlobalAveragePoolingDropout', 'KANet', 'KAOHead', 'KroneckerAttention2d', 'KroneckerNeck']
+# Without the heads: a star import must not need MMSegmentation.
+__all__ = ['GlobalAveragePoolingDropout', 'KANet', 'KroneckerAttention2d', 'KroneckerNeck']
 
 
 def __getattr__(name: str) -> Any:
     if name in MODELS.NEEDS_HOST:
         return MODELS.get(name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *MODELS.NEEDS_HOST})

@@ -254,3 +254,33 @@ def test_coefficients_are_those_of_the_output(mode, norm):
         outer = mode == 'qkv'
         expected = columns[:, :, None, :7] + columns[:, :, 7:, None] if outer else columns.view(2, 4, 5, 7)
         torch.testing.assert_close(layer(x, source), expected)
+
+
+@pytest.mark.parametrize('norm', ['bn_softmax', 'bn'])
+def test_looking_at_coefficients_changes_nothing(norm):
+    """In training they are those of the batch statistics, and the running ones stay."""
+    layer = build(4, mode='kv', norm=norm).train()
+    x = torch.randn(2, 4, 5, 7).double()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    coefficients = layer.coefficients(x)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    columns = layer.value_map.weight[:, :, 0] @ torch.cat([x.mean(2), x.mean(3)], 2) @ coefficients
+    torch.testing.assert_close(layer(x), columns.view(2, 4, 5, 7))
+
+
+def test_hooks_and_adapters_on_the_query_map_are_called():
+    layer = build(4, mode='kv', maps='qkv')
+    x = torch.randn(2, 4, 5, 7).double()
+    first = layer(x)
+    handle = layer.query_map.register_forward_hook(lambda module, args, out: 3 * out)
+    torch.testing.assert_close(layer(x), scaled_query(layer, x, 3))
+    handle.remove()
+    torch.testing.assert_close(layer(x), first)
+    layer.query_map = torch.nn.Sequential(layer.query_map, torch.nn.Identity())
+    torch.testing.assert_close(layer(x), first)
+
+
+def scaled_query(layer, x, factor):
+    """KV with its query multiplied."""
+    query, key, value = (apply_map(conv, x) for conv in (layer.query_map, layer.key_map, layer.value_map))
+    return kronecker_attention_kv(factor * query, key, value)

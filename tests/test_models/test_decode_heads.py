@@ -173,6 +173,43 @@ def test_label_outside_the_classes(cls, value):
         head.loss_by_feat(features(2, 3, 4, 4), samples)
 
 
+@pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
+@pytest.mark.parametrize('num_classes', [1, 2])
+def test_binary_labels(cls, num_classes):
+    """One logit and the labels 0 and 1, as MMSegmentation's own heads take them."""
+    loss = dict(type='CrossEntropyLoss', use_sigmoid=True)
+    head = build(cls, 6, 4, num_classes=num_classes, out_channels=1, loss_decode=loss)
+    labels = torch.randint(0, 2, (1, 4, 4), generator=torch.Generator().manual_seed(2))
+    logits = features(1, 1, 4, 4)
+    expected = F.binary_cross_entropy_with_logits(logits[0], labels.double())
+    loss = head.loss_by_feat(logits, [sample(labels)])['loss_ce']  # in float32, the host's choice
+    torch.testing.assert_close(loss, expected.float())
+    with pytest.raises(ValueError, match=r'label 2 in a label map must be in \[0, 1\]'):
+        head.loss_by_feat(logits, [sample(torch.full((1, 4, 4), 2))])
+
+
+def test_without_an_ignore_index():
+    head = build(ASPPV2Head, 6, num_classes=3, ignore_index=None)
+    with pytest.raises(ValueError, match=r'label 255 in a label map must be in \[0, 2\]'):
+        head.loss_by_feat(features(1, 3, 4, 4), [sample(torch.full((1, 4, 4), 255))])
+
+
+def test_parts_of_the_host_reach_the_head():
+    """Convolution, norm, activation, dropout and initialisation are those of the arguments."""
+    head = build(
+        KAOHead, 6, 4, num_classes=3, conv_cfg=dict(type='Conv2dAdaptivePadding'), act_cfg=None, dropout_ratio=0.5
+    )
+    assert type(head.reduce.conv).__name__ == 'Conv2dAdaptivePadding'
+    assert not head.reduce.with_activation
+    x = features(1, 6, 5, 5)
+    expected = head.conv_seg(head.attention(head.reduce(x)))
+    torch.testing.assert_close(head([x]), expected)
+    head.train()
+    assert not torch.allclose(head([x]), expected)
+    head = build(ASPPV2Head, 6, num_classes=3, random=False, init_cfg=dict(type='Constant', layer='Conv2d', val=0.5))
+    assert all((conv.weight == 0.5).all() for conv in head.convs)
+
+
 def test_another_ignore_index():
     head = build(ASPPV2Head, 6, num_classes=3, ignore_index=9)
     labels = torch.full((1, 4, 4), 9)

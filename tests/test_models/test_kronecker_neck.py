@@ -68,6 +68,30 @@ def test_list_of_the_caller_is_left_as_it_is():
     assert all(x is y for x, y in zip(inputs, before))
 
 
+def test_initialisation(tmp_path):
+    """The layers' own by default, a given one instead, a checkpoint over both."""
+    for init_cfg, least, most in (
+        (None, 0.9 * (3 / 4) ** 0.5, (3 / 4) ** 0.5),  # Xavier uniform: sqrt(6 / (4 + 4))
+        (dict(type='Constant', layer='Conv1d', val=0.5), 0.5, 0.5),
+    ):
+        neck = build(levels=0, init_cfg=init_cfg)
+        for name in ('query_map', 'key_map', 'value_map'):
+            bound = getattr(neck.attentions['0'], name).weight.abs().max()
+            assert least / 1.2 <= bound <= most, name
+        assert neck.scales['0'] == 0
+    torch.nn.init.constant_(neck.scales['0'], 0.25)
+    torch.save(neck.state_dict(), tmp_path / 'neck.pth')
+    loaded = build(levels=0, init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'neck.pth')))
+    assert all(torch.equal(value, neck.state_dict()[name]) for name, value in loaded.state_dict().items())
+
+
+def test_arguments_reach_the_layers():
+    layer = build(levels=0, maps='v', norm='bn').attentions['0']
+    assert layer.norm == 'bn'
+    assert isinstance(layer.query_map, torch.nn.Identity)
+    assert isinstance(layer.value_map, torch.nn.Conv1d)
+
+
 @pytest.mark.parametrize(
     ('kwargs', 'error', 'message'),
     [

@@ -152,5 +152,20 @@ def test_voc_folder_that_is_incomplete(tmp_path):
 def test_labels_are_looked_for_only_where_they_are_loaded(tmp_path):
     dataset = make_voc(tmp_path)
     (tmp_path / 'SegmentationClass/b.png').unlink()
-    dataset['pipeline'].pop()
+    step = dataset['pipeline'].pop()
+    assert data_check.find_missing(data_config(**dataset), ['train']) == []
+    dataset['pipeline'].append(dict(type='TestTimeAug', transforms=[[dict(type='Resize')], [step]]))
+    assert [item.path for item in data_check.find_missing(data_config(**dataset), ['train'])] == [
+        f'{tmp_path}/SegmentationClass/b.png'
+    ]
+
+
+def test_listed_files_elsewhere_or_of_another_kind(tmp_path):
+    """Suffixes are arguments of the dataset, and what is remote is not looked at."""
+    dataset = make_voc(tmp_path)
+    missing = data_check.find_missing(data_config(**dataset, img_suffix='.tif'), ['train'])
+    assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/a.tif']
+    remote = dict(dataset, data_root='s3://bucket', ann_file=f'{tmp_path}/ImageSets/Segmentation/train.txt')
+    assert data_check.find_missing(data_config(**remote), ['train']) == []
+    dataset['data_prefix']['img_path'] = 's3://bucket/images'
     assert data_check.find_missing(data_config(**dataset), ['train']) == []

@@ -123,6 +123,12 @@ def test_cpu_group(monkeypatch):
     cfg = Config(dict(launcher='pytorch', model_wrapper_cfg=dict(type='Own')))
     assert launch.init_cpu_group(cfg) is True
     assert cfg.model_wrapper_cfg == dict(type='Own')
+    norm = dict(type='SyncBN', requires_grad=True)
+    model = dict(backbone=dict(norm_cfg=norm), heads=[dict(norm_cfg=norm), dict(norm_cfg=dict(type='GN'))])
+    cfg = Config(dict(launcher='pytorch', model=model))
+    assert launch.init_cpu_group(cfg) is True
+    assert cfg.model.backbone.norm_cfg == cfg.model.heads[0].norm_cfg == dict(type='BN', requires_grad=True)
+    assert cfg.model.heads[1].norm_cfg.type == 'GN'
     assert launch.init_cpu_group(Config(dict(launcher='none'))) is False
     with pytest.raises(LaunchError, match='--launcher slurm needs an accelerator'):
         launch.init_cpu_group(Config(dict(launcher='slurm')))

@@ -73,7 +73,6 @@ def test_from_files_to_metrics(head, train_args, voc):
     for name in ('val/mIoU', 'val/mAcc', 'val/aAcc'):
         assert 0 <= scalars[name].current() <= 100
     assert all(np.isfinite(value) for value in scalars['train/loss'].data[0])
-    # One window at the crop's size: smaller images are padded, their labels with 255.
     groups = runner.optim_wrapper.optimizer.param_groups
     rates = {group['lr'] for group in groups}
     assert {round(rate / min(rates), 6) for rate in rates} == {1, 10}

@@ -1,4 +1,4 @@
-# DeepLabV2's: the head learns ten times as fast as the backbone.
+# The head learns ten times as fast as the backbone, as in DeepLabV2.
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='SGD', lr=2.5e-4, momentum=0.9, weight_decay=5e-4),

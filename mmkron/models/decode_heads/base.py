@@ -37,15 +37,16 @@ class DecodeHead(BaseDecodeHead):
         Raises:
             ValueError: a label that is neither a class nor ``ignore_index``.
         """
-        for sample in batch_data_samples:
-            labels = sample.gt_sem_seg.data
-            wrong = (labels < 0) | (labels >= self.num_classes)
-            if self.ignore_index is not None:
-                wrong &= labels != self.ignore_index
-            if wrong.any():
-                raise ValueError(
-                    f'label {int(labels[wrong][0])} in {sample.get("seg_map_path", "a label map")} must be in '
-                    f'[0, {self.num_classes - 1}] (num_classes={self.num_classes}) or ignore_index='
-                    f'{self.ignore_index}'
-                )
+        labels = self._stack_batch_gt(batch_data_samples)
+        # One logit tells two classes apart, whether num_classes counts the background or not.
+        classes = max(self.num_classes, 2) if self.out_channels == 1 else self.num_classes
+        wrong = (labels < 0) | (labels >= classes)
+        if self.ignore_index is not None:
+            wrong &= labels != self.ignore_index
+        if wrong.any():
+            sample = batch_data_samples[int(wrong.flatten(1).any(1).nonzero()[0])]
+            raise ValueError(
+                f'label {int(labels[wrong][0])} in {sample.get("seg_map_path", "a label map")} must be in '
+                f'[0, {classes - 1}] (num_classes={self.num_classes}) or ignore_index={self.ignore_index}'
+            )
         return super().loss_by_feat(seg_logits, batch_data_samples)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, ModuleDict
 from torch import Tensor
 
 from mmkron.layers.kronecker_attention import KroneckerAttention2d
@@ -25,9 +25,10 @@ class KroneckerNeck(BaseModule):
     Args:
         in_channels: channels of each level.
         levels: which levels are refined, negatives count from the end; all by default. The others pass as they are.
+            A level that no head reads has no gradient, so leave it out where processes train together.
         mode, maps, key_channels, norm: as in :class:`mmkron.layers.KroneckerAttention2d`.
         use_scale: divide the coefficients by the square root of the key's channels. The paper does not.
-        init_cfg: initialisation; that of the attention layer by default.
+        init_cfg: initialisation of the attention layers, their own by default; or a checkpoint for the whole neck.
 
     Raises:
         TypeError, ValueError: an argument outside these choices.
@@ -44,7 +45,9 @@ class KroneckerNeck(BaseModule):
         use_scale: bool = False,
         init_cfg: dict | list | None = None,
     ) -> None:
-        super().__init__(init_cfg)
+        # MMEngine lets children that know how to initialise themselves have the last word, but after a checkpoint.
+        pretrained = isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained'
+        super().__init__(init_cfg if pretrained else None)
         if not isinstance(in_channels, Sequence) or not in_channels:
             raise TypeError(f'in_channels must be a sequence with the channels of each level, got {in_channels!r}')
         for channels in in_channels:
@@ -52,16 +55,17 @@ class KroneckerNeck(BaseModule):
         levels = range(len(in_channels)) if levels is None else levels
         self.in_channels = tuple(in_channels)
         self.levels = resolve_indices('levels', levels, len(in_channels))
-        self.attentions = nn.ModuleDict()
+        self.attentions = ModuleDict()
         self.scales = nn.ParameterDict()
         for level in self.levels:
             channels = in_channels[level]
             width = channels if key_channels is None else key_channels
             scale = width**-0.5 if use_scale else 1.0
+            layer_init = None if pretrained else init_cfg
             self.attentions[str(level)] = KroneckerAttention2d(
-                channels, mode, maps, key_channels, norm=norm, scale=scale
+                channels, mode, maps, key_channels, norm=norm, scale=scale, init_cfg=layer_init
             )
-            self.scales[str(level)] = nn.Parameter(torch.zeros(()))
+            self.scales[str(level)] = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Levels (B, C, H, W), one for each entry of ``in_channels`` -> as many of the same shapes.
