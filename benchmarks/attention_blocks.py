@@ -253,9 +253,9 @@ def main() -> None:
     text = f"""# Attention blocks of segmentation heads
 
 {machine()}. Input (1, {CHANNELS}, H, W), float32. Times are medians of 15 rounds, of 3 for
-NonLocal2d, dense and pooled; within these two groups the blocks take turns. Memory is the peak over input and weights, with the output. "forward" is inference,
-"both" a training step; "faster" and "smaller" are against NonLocal2d. CrissCrossAttention has keys of {CHANNELS // 8},
-NonLocal2d and ISA of 256.
+NonLocal2d, dense and pooled; within these two groups the blocks take turns. Memory is the peak over input and weights,
+with the output. "forward" is inference, "both" a training step; "faster" and "smaller" are against NonLocal2d.
+CrissCrossAttention has keys of {CHANNELS // 8}, NonLocal2d and ISA of 256.
 
 {goals(seconds, held)}
 """

@@ -236,6 +236,7 @@ def test_channels_that_do_not_fit_the_backbone(cls):
         (KAOHead, dict(kernel_size=2), ValueError, 'kernel_size must be odd, got 2'),
         (KAOHead, dict(kernel_size=0), ValueError, 'kernel_size must be at least 1, got 0'),
         (KAOHead, dict(key_channels=2, maps='v'), ValueError, "q has 4 channels but key_channels is 2: add 'q'"),
+        (KAOHead, dict(key_channels=0, use_scale=True), ValueError, 'key_channels must be at least 1, got 0'),
         (KAOHead, dict(in_channels=[6, 3]), TypeError, r'in_channels must be an int, got \[6, 3\]'),
         (KAOHead, dict(input_transform='multiple_select'), ValueError, 'input_transform must be one of'),
         (ASPPV2Head, dict(dilations=()), TypeError, 'dilations must be a sequence of at least one int'),

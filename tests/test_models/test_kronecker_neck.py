@@ -102,6 +102,7 @@ def test_arguments_reach_the_layers():
         (dict(levels=()), ValueError, r'levels must name at least one, and each once; got \(\)'),
         (dict(levels=(0, -3)), ValueError, r'levels must name at least one, and each once; got \(0, -3\)'),
         (dict(levels='0'), TypeError, 'levels must be an int or a sequence of ints'),
+        (dict(key_channels=0, use_scale=True), ValueError, 'key_channels must be at least 1, got 0'),
         (dict(mode='x'), ValueError, "mode must be one of .* got 'x'"),
     ],
 )

@@ -13,6 +13,7 @@ from mmengine.visualization import BaseVisBackend
 from PIL import Image
 
 from mmkron.analysis import PositionWeights, position_weights
+from mmkron.layers import KroneckerAttention2d
 
 from .conftest import ROOT, load_tool
 from .test_launch import Touch
@@ -49,6 +50,18 @@ pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(122, 122)
             dict(type='LoadAnnotations', with_bbox=True), dict(type='PackDetInputs')]
 test_dataloader = dict(dataset=dict(type='CocoDataset', pipeline=pipeline))
 """
+REGION_DETECTOR = """
+_base_ = '{base}'
+model = dict(
+    backbone=dict(depth=18, base_channels=8, stem_channels=8, init_cfg=None),
+    neck=dict(in_channels=[8, 16, 32, 64], out_channels=16),
+    rpn_head=dict(in_channels=16, feat_channels=16),
+    roi_head=dict(
+        bbox_roi_extractor=dict(out_channels=16),
+        shared_head=dict(type='mmkron.KroneckerAttention2d', channels=16),
+        bbox_head=dict(in_channels=16, fc_out_channels=8, num_classes=2)),
+    test_cfg=dict(rpn=dict(max_per_img={proposals})))
+"""
 IMAGE_SIZE = (45, 61)  # height and width
 received = []
 
@@ -71,9 +84,14 @@ class CoefficientTestBackend(BaseVisBackend):
 
 
 @pytest.fixture
-def draws(tmp_path, monkeypatch):
+def tool(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / 'tools/visualizations'))  # Python puts a script's folder there
+    return load_tool('visualizations/kao_coefficients')
+
+
+@pytest.fixture
+def draws(tool, tmp_path, monkeypatch):
     """Runs the tool in ``tmp_path`` and returns what was given to ``draw`` and the picture that it made."""
-    tool = load_tool('visualizations/kao_coefficients')
     draw, calls = tool.draw, []
 
     def recording(*args):
@@ -214,11 +232,60 @@ def test_detector(draws, image, tmp_path):
     assert draws(tmp_path / 'det.py', 'none', image, '--pixel', 60, 44)[2].layer == 'neck.1.attentions.2'
 
 
+# A map has an eighth of the input's size.
+@pytest.mark.parametrize(
+    ('steps', 'divisor', 'extent', 'size', 'position'),
+    [
+        ("dict(type='Pad', size=(200, 200))", 8, (200, 200), (25, 25), (7, 12)),
+        ("dict(type='Pad', size=(200, 200))", 32, (224, 224), (28, 28), (7, 12)),
+        ("dict(type='Resize', scale=(200, 120)), dict(type='Pad', size=(240, 240))", 8, (120, 120), (30, 30), (14, 24)),
+        ("dict(type='Pad', size=(200, 200)), dict(type='Resize', scale=(400, 400))", 8, (200, 200), (50, 50), (14, 24)),
+    ],
+)
+def test_padding_in_the_pipeline(steps, divisor, extent, size, position, draws, tmp_path):
+    Image.fromarray(np.zeros((60, 100, 3), np.uint8)).save(tmp_path / 'zeros.png')
+    config = SEGMENTOR.replace("dict(type='Resize', scale=(100, 80), keep_ratio=True)", steps)
+    (tmp_path / 'pad.py').write_text(config)
+    divisor = f'model.data_preprocessor.test_cfg.size_divisor={divisor}'
+    view = draws(tmp_path / 'pad.py', 'none', 'zeros.png', '--pixel', 99, 59, '--cfg-options', divisor)[2]
+    assert view.extent == pytest.approx(extent)
+    assert view[2:4] == (size, position)
+
+
+def test_padding_without_metadata(draws, tmp_path):
+    """45 x 61 becomes 74 x 100 and is padded to 96 x 128, and the samples keep nothing of that."""
+    Image.fromarray(np.zeros((*IMAGE_SIZE, 3), np.uint8)).save(tmp_path / 'zeros.png')
+    (tmp_path / 'bare.py').write_text(SEGMENTOR.replace("PackSegInputs'", "PackSegInputs', meta_keys=()"))
+    view = draws(tmp_path / 'bare.py', 'none', 'zeros.png', '--pixel', 60, 44)[2]
+    assert view.extent == pytest.approx((61 * 128 / 100, 45 * 96 / 74))
+
+
+class KeywordModel(torch.nn.Module):
+    def __init__(self, cross):
+        super().__init__()
+        self.layer = KroneckerAttention2d(4, 'dense')
+        self.cross = cross
+
+    def forward(self, inputs, mode):
+        context = inputs[:, :, 1:, ::2] * 3 if self.cross else None
+        return self.layer(x=inputs) if context is None else self.layer(inputs, context=context)
+
+
+@pytest.mark.parametrize('cross', [False, True])
+def test_arguments_by_keyword(cross, tool):
+    model = KeywordModel(cross).eval()
+    x = torch.randn(1, 4, 5, 6)
+    context = x[:, :, 1:, ::2] * 3 if cross else x
+    view = tool.view_pixel(model, dict(inputs=x), (60.0, 50.0), (30, 20), None)
+    assert view[:4] == ('layer', 'dense', (5, 6), (2, 3))
+    expected = position_weights(model.layer.coefficients(x, context), 'dense', (5, 6), (2, 3), context.shape[2:])
+    torch.testing.assert_close(view.weights.positions, expected.positions[0])
+
+
 @pytest.mark.parametrize('shape', [(4, 90), (90, 4), (1, 1)])
 @pytest.mark.parametrize('kind', ['signed', 'even', 'zero'])
-def test_draw_unusual(shape, kind):
+def test_draw_unusual(shape, kind, tool):
     """Narrow images; weights of both signs, as batch norm without softmax makes them, or without any contrast."""
-    tool = load_tool('visualizations/kao_coefficients')
     positions = {'signed': torch.arange(-2.0, 4.0), 'even': torch.full((6,), 1 / 6), 'zero': torch.zeros(6)}[kind]
     positions = positions.reshape(2, 3)
     weights = PositionWeights(positions.sum(1)[None], positions.sum(0)[None], positions)
@@ -229,6 +296,30 @@ def test_draw_unusual(shape, kind):
     assert picture.std() > 10
     coloured = np.ptp(picture.astype(int), axis=2) > 60
     assert coloured.sum() > 1000
+
+
+@pytest.mark.parametrize('signed', [False, True])
+def test_draw_two_queries(signed, tool):
+    """The bars of two queries stand on each other; where some are negative, each query is a line of steps."""
+    columns = torch.tensor([[1.0, 2.0, 3.0], [3.0, -2.0 if signed else 2.0, 1.0]])
+    rows, image = torch.ones(2, 2), np.zeros((40, 60, 3), np.uint8)
+    weights = PositionWeights(rows, columns, columns.sum(0) / 2 + rows.sum(0)[:, None] / 3)
+    picture = tool.draw(image, (0, 0), tool.View('layer', 'qkv', (2, 3), (1, 2), (60.0, 40.0), weights))
+    for color in ((31, 119, 180), (255, 127, 14)):  # tab:blue and tab:orange
+        area = (np.abs(picture.astype(int) - color).max(2) < 10).sum()
+        assert (area < 4000) == signed, area
+        assert area > 500, area
+
+
+def test_strongest_of_both_signs(draws, segmentor, image, tmp_path, capsys):
+    options = {'model.decode_head.mode': 'qkv', 'model.decode_head.attention_norm': 'bn'}
+    checkpoint = save_weights(segmentor, tmp_path / 'a.pth', **options)
+    options = [f'{key}={value}' for key, value in options.items()]
+    weights = draws(segmentor, checkpoint, image, '--pixel', 0, 0, '--cfg-options', *options)[2].weights
+    columns = weights.columns.sum(0)
+    assert columns.abs().argmax() != columns.argmax()
+    best = int(columns.abs().argmax())
+    assert f'strongest columns of 16: {best} ({columns[best]:.3g}), ' in capsys.readouterr().out
 
 
 def test_tensorboard(draws, segmentor, image, tmp_path):
@@ -289,6 +380,51 @@ def test_bad_files(draws, segmentor, image, tmp_path, tiny_config):
             draws(config, checkpoint, path, '--pixel', 0, 0)
         assert re.match(f'error: {message}', stop.value.code)
     assert not Path('work_dirs').exists()
+
+
+@pytest.mark.parametrize(
+    ('out_dir', 'reason'), [('photo.png', 'exists'), ('photo.png/x', 'Not a directory'), ('gone/x', 'exists')]
+)
+def test_out_dir_cannot_be_made(out_dir, reason, tool, draws, segmentor, image, monkeypatch):
+    monkeypatch.setattr(tool, 'view_pixel', lambda *args: pytest.fail('the model ran'))
+    Path('gone').symlink_to('nowhere')
+    with pytest.raises(SystemExit) as stop:
+        draws(segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', out_dir)
+    assert re.match(f"error: --out-dir '{out_dir}' cannot be made: .*{reason}", stop.value.code)
+
+
+@pytest.mark.parametrize('taken', ['photo_decode_head.attention_x0_y0.png', 'vis_data'])
+def test_picture_cannot_be_written(taken, draws, segmentor, image, tmp_path):
+    (tmp_path / 'out').mkdir()
+    if taken == 'vis_data':
+        (tmp_path / 'out' / taken).touch()
+    else:
+        (tmp_path / 'out' / taken).mkdir()
+    with pytest.raises(SystemExit) as stop:
+        draws(segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', 'out')
+    assert re.match(f'error: the picture cannot be written: .*{taken}', stop.value.code)
+
+
+@pytest.mark.parametrize('proposals', [1, 50])
+def test_regions_are_refused(proposals, draws, image, tmp_path):
+    mmdet = pytest.importorskip('mmdet')
+    (base,) = (Path(mmdet.__file__).parent / '.mim/configs').rglob('faster-rcnn_r50_fpn_1x_coco.py')
+    (tmp_path / 'det.py').write_text(REGION_DETECTOR.format(base=base, proposals=proposals))
+    with pytest.raises(SystemExit) as stop:
+        draws(tmp_path / 'det.py', 'none', image, '--pixel', 0, 0)
+    assert re.match(
+        r"error: the maps of layer 'roi_head.shared_head' are those of regions and not the image's; the model has\n"
+        r'  roi_head.shared_head: mode kv, map 7 x 7, of regions$',
+        stop.value.code,
+    )
+
+
+def test_augmentation_is_refused(draws, image, tmp_path):
+    tta = "dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])"
+    (tmp_path / 'tta.py').write_text(SEGMENTOR.replace("dict(type='LoadAnnotations'), dict(type='PackSegInputs')", tta))
+    with pytest.raises(SystemExit) as stop:
+        draws(tmp_path / 'tta.py', 'none', image, '--pixel', 0, 0)
+    assert re.match('error: the test pipeline has TestTimeAug, .*--cfg-options', stop.value.code)
 
 
 def test_unsafe_checkpoint_is_refused(draws, segmentor, image, tmp_path):

@@ -9,27 +9,24 @@ image goes through the config's test pipeline, without its crops.
 from __future__ import annotations
 
 import argparse
+import inspect
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mmcv
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from mmcv.transforms import Pad
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, VISUALIZERS
 from mmengine.runner import load_checkpoint
-from mmengine.visualization.utils import img_from_canvas
 from torch import Tensor, nn
 
+from coefficient_figure import View, draw
 from mmkron.analysis import PositionWeights, position_weights
 from mmkron.datasets import LoadImageFromFile
 from mmkron.engine import launch
@@ -37,26 +34,7 @@ from mmkron.engine.data_check import leaf_datasets, type_name
 from mmkron.engine.launch import LaunchError
 from mmkron.layers import KroneckerAttention2d
 
-QUERY_COLORS = ('tab:blue', 'tab:orange')
 STRONGEST = 5
-
-
-class View(NamedTuple):
-    """What a layer weighs for one pixel.
-
-    Attributes:
-        layer, mode, size: name and mode of the layer, (h, w) of its map.
-        position: (i, j), the pixel's row and column in the map.
-        extent: (x, y) in pixels of the image at which the map ends; beyond the image if that was padded.
-        weights: without batch dimension, on the CPU.
-    """
-
-    layer: str
-    mode: str
-    size: tuple[int, int]
-    position: tuple[int, int]
-    extent: tuple[float, float]
-    weights: PositionWeights
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -88,6 +66,10 @@ def read_image(path: str, pixel: tuple[int, int]) -> np.ndarray:
     return image[..., ::-1].copy()
 
 
+def attention_layers(model: nn.Module) -> dict[str, KroneckerAttention2d]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, KroneckerAttention2d)}
+
+
 def build_model(cfg: Config, device: str) -> nn.Module:
     """The config's model with the weights of ``cfg.load_from``, or its initial weights if that is None."""
     if cfg.get('model') is None:
@@ -96,6 +78,8 @@ def build_model(cfg: Config, device: str) -> nn.Module:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    if not attention_layers(model):
+        raise LaunchError('the model has no KroneckerAttention2d layer')
     try:
         if cfg.load_from is None:
             model.init_weights()
@@ -111,131 +95,107 @@ def build_model(cfg: Config, device: str) -> nn.Module:
         raise LaunchError(f'--device {device}: {error}') from error
 
 
-def prepare(cfg: Config, path: str, model: nn.Module) -> dict:
-    """The image as a batch of one, through the test pipeline without annotations and crops."""
+def pipeline_steps(cfg: Config) -> list[dict]:
+    """The steps of the test pipeline without those for annotations and crops."""
     dataset = (cfg.get('test_dataloader') or {}).get('dataset')
     pipelines = [leaf.get('pipeline') for _, leaf in leaf_datasets(dataset, 'test_dataloader.dataset')]
     pipeline = next(filter(None, [*pipelines, cfg.get('test_pipeline')]), None)
     if pipeline is None:
         raise LaunchError('the config has neither test_dataloader.dataset.pipeline nor test_pipeline')
-    steps = [step for step in pipeline if not any(word in type_name(step) for word in ('Annotations', 'Crop'))]
+    for step in pipeline:
+        if 'transforms' in step:
+            raise LaunchError(
+                f'the test pipeline has {type_name(step)}, whose own steps are not followed here; '
+                '--cfg-options or another config can give one that makes one input of an image'
+            )
+    return [step for step in pipeline if not any(word in type_name(step) for word in ('Annotations', 'Crop'))]
+
+
+def prepare(cfg: Config, path: str, shape: tuple[int, int], model: nn.Module) -> tuple[dict, tuple[float, float]]:
+    """The image of ``shape`` (H, W) as a batch of one, made by the test pipeline, and the extent of that batch.
+
+    The extent is (x, y) in pixels of the image, and beyond it where padding was added, below and at the right.
+    """
+    steps, padding = pipeline_steps(cfg), np.ones(2)
     sample: dict[str, Any] = dict(img_path=path, img_id=0)
     if not any(type_name(step).startswith('Load') for step in steps):
         # The dataset makes the images, of as many channels as the network takes.
         channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
         sample = LoadImageFromFile(color_type='grayscale' if channels == 1 else 'color').transform(sample)
-    packed = Compose(steps)(sample)
-    if not isinstance(packed, dict) or not isinstance(packed.get('inputs'), Tensor):
+    for step in Compose(steps).transforms:
+        size = sample['img'].shape[:2] if isinstance(step, Pad) else None
+        sample = step(sample)
+        if not isinstance(sample, dict):
+            break
+        if size is not None:
+            padding *= np.divide(sample['img'].shape[:2], size)
+    if not isinstance(sample, dict) or not isinstance(sample.get('inputs'), Tensor):
         raise LaunchError('the test pipeline does not make one input of an image; --cfg-options can change it')
-    return model.data_preprocessor(pseudo_collate([packed]), False)
+    batch = model.data_preprocessor(pseudo_collate([sample]), False)
+    padding *= np.divide(batch['inputs'].shape[2:], sample['inputs'].shape[1:])
+    return batch, (shape[1] * float(padding[1]), shape[0] * float(padding[0]))
 
 
-def run_layers(model: nn.Module, batch: dict, wanted: str | None) -> tuple[str, tuple[Tensor, ...]]:
-    """Name of the wanted attention layer, or of the last that runs, and the maps it gets: x and maybe a context."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, KroneckerAttention2d)}
-    if not layers:
-        raise LaunchError('the model has no KroneckerAttention2d layer')
+def run_layers(model: nn.Module, batch: dict, wanted: str | None) -> tuple[str, Tensor, Tensor]:
+    """Name of the wanted attention layer, or of the last that runs, and the map and the context that it gets."""
+    layers = attention_layers(model)
     names, maps = {layer: name for name, layer in layers.items()}, {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda layer, args: maps.setdefault(names[layer], args)) for layer in names
-    ]
+
+    def keep(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        maps.setdefault(names[layer], inspect.signature(layer.forward).bind(*args, **kwargs).arguments)
+
+    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in names]
     model(**batch, mode='tensor')
     for hook in hooks:
         hook.remove()
-    if wanted in maps or (wanted is None and maps):
-        name = wanted or list(maps)[-1]
-        return name, maps[name]
+    # One region alone is a batch of one as well.
+    regions = [name for name in maps if len(maps[name]['x']) != 1 or 'roi_head' in name.split('.')]
+    name = wanted or next(reversed(maps), None)
+    if name in maps and name not in regions:
+        x, context = maps[name]['x'], maps[name].get('context')
+        return name, x, x if context is None else context
     lines = []
-    for name, layer in layers.items():
-        size = 'map {} x {}'.format(*maps[name][0].shape[2:]) if name in maps else 'does not run in prediction'
-        lines.append(f'\n  {name}: mode {layer.mode}, {size}')
+    for layer in layers:
+        size = 'map {} x {}'.format(*maps[layer]['x'].shape[2:]) if layer in maps else 'does not run in prediction'
+        lines.append(f'\n  {layer}: mode {layers[layer].mode}, {size}{", of regions" if layer in regions else ""}')
     problem = 'no attention layer runs' if wanted is None else f'--layer {wanted!r} is no attention layer that runs'
+    if name in regions:
+        problem = f"the maps of layer {name!r} are those of regions and not the image's"
     raise LaunchError(f'{problem}; the model has{"".join(lines)}')
 
 
 @torch.no_grad()
-def view_pixel(model: nn.Module, batch: dict, shape: tuple[int, int], pixel: tuple[int, int], wanted: str) -> View:
-    """Runs the model on the batch of one image of ``shape`` (H, W) and takes the weights of ``pixel`` (x, y)."""
-    name, (x, *rest) = run_layers(model, batch, wanted)
-    layer, context = model.get_submodule(name), rest[0] if rest and rest[0] is not None else x
-    meta, padded = batch['data_samples'][0].metainfo, batch['inputs'].shape[2:]
-    # Padding lies below the image and at its right.
-    end = meta.get('img_shape', padded)[:2]
-    if 'scale_factor' in meta:
-        end = (shape[0] * meta['scale_factor'][1], shape[1] * meta['scale_factor'][0])
-    bottom, right = (length * max(1.0, whole / part) for length, whole, part in zip(shape, padded, end))
-    size, context_size = tuple(x.shape[2:]), tuple(context.shape[2:])
-    i, j = int((pixel[1] + 0.5) / bottom * size[0]), int((pixel[0] + 0.5) / right * size[1])
+def view_pixel(
+    model: nn.Module, batch: dict, extent: tuple[float, float], pixel: tuple[int, int], wanted: str | None
+) -> View:
+    """Runs the model on the batch of one image, which ends at ``extent``, and takes the weights of ``pixel``."""
+    name, x, context = run_layers(model, batch, wanted)
+    layer, size, context_size = model.get_submodule(name), tuple(x.shape[2:]), tuple(context.shape[2:])
+    j, i = (int((p + 0.5) / end * cells) for p, end, cells in zip(pixel, extent, reversed(size)))
     if layer.mode == 'qkv':
         weights = position_weights(layer.coefficients(x, context), 'qkv', size, (i, j), context_size)
     else:  # one query alone, since the coefficients of all may be too many to hold
         coefficients = layer.coefficients(x[:, :, i : i + 1, j : j + 1], context)
         weights = position_weights(coefficients, layer.mode, (1, 1), (0, 0), context_size)
     weights = PositionWeights(*(part[0].float().cpu() for part in weights))
-    return View(name, layer.mode, size, (i, j), (right, bottom), weights)
+    return View(name, layer.mode, size, (i, j), extent, weights)
 
 
-def draw(image: np.ndarray, pixel: tuple[int, int], view: View) -> np.ndarray:
-    """The picture, (H, W, 3), uint8, RGB: the image, and the weights over it and along its sides."""
-    (height, width), (x, y), (i, j), (right, bottom) = image.shape[:2], pixel, view.position, view.extent
-    inches = 4.6 / max(height, width)
-    w, h, strip, gap, left, low = max(width * inches, 1.8), max(height * inches, 1.2), 0.85, 0.1, 0.5, 0.4
-    middle = left + max(w, 0.08 * len(view.layer)) + 0.8
-    total = (middle + w + strip + 1.5, low + h + strip + 0.5)
-    figure = Figure(total, dpi=120)
-    FigureCanvasAgg(figure)
-
-    def place(x: float, y: float, w: float, h: float, **kwargs: Any) -> Any:
-        return figure.add_axes((x / total[0], y / total[1], w / total[0], h / total[1]), **kwargs)
-
-    plain, main = place(left, low, w, h), place(middle, low, w, h)
-    top = place(middle, low + h + gap, w, strip, sharex=main)
-    side = place(middle + w + gap, low, strip, h, sharey=main)
-
-    values = view.weights.positions.numpy()
-    least, most = float(values.min()), float(values.max())
-    signed = least < 0  # batch norm without softmax
-    if signed:
-        least, most = -max(-least, most), max(-least, most)
-    norm = Normalize(least if most - least > 1e-5 * most else 0.0, most)
-    strength = np.abs(2 * norm(values) - 1) if signed else norm(values)
-    style = dict(cmap='RdBu_r' if signed else 'inferno', norm=norm, alpha=np.asarray(0.3 + 0.55 * strength))
-    plain.imshow(image, aspect='auto')
-    main.imshow(image.mean(2), cmap='gray', vmin=0, vmax=255, aspect='auto')
-    heat = main.imshow(values, extent=(-0.5, right - 0.5, bottom - 0.5, -0.5), aspect='auto', **style)
-    colors = place(middle + w + 2 * gap + strip, low, 0.14, h)
-    figure.colorbar(heat, cax=colors, label='weight of a position', ticks=MaxNLocator(5))
-    for axes in (plain, main):
-        for color, thickness in (('black', 3.5), ('white', 1.5)):
-            axes.plot(x, y, 'o', ms=11, markerfacecolor='none', markeredgecolor=color, markeredgewidth=thickness)
-        axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    cell = (right / view.size[1], bottom / view.size[0])
-    main.add_patch(Rectangle((j * cell[0] - 0.5, i * cell[1] - 0.5), *cell, fill=False, edgecolor='white', ls=':'))
-
-    sides = ((top, view.weights.columns, right, 'vertical'), (side, view.weights.rows, bottom, 'horizontal'))
-    for axes, weights, length, orientation in sides:
-        base, edges = np.zeros(weights.shape[1]), np.linspace(-0.5, length - 0.5, weights.shape[1] + 1)
-        for part, color in zip(weights.numpy(), QUERY_COLORS):
-            axes.stairs(base + part, edges, baseline=base, orientation=orientation, fill=True, color=color)
-            base = base + part
-        axes.spines[['top', 'right']].set_visible(False)
-    top.tick_params(labelbottom=False)
-    top.yaxis.set_major_locator(MaxNLocator(3))
-    side.tick_params(labelleft=False)
-    side.xaxis.set_major_locator(MaxNLocator(2, prune='lower'))
-    kind = ' means' if view.mode in ('kv', 'qkv') else 's'
-    top.set_title(f'column{kind}, sum {float(view.weights.columns.sum()):.2f}', fontsize=10)
-    side.set_title(f'row{kind}\nsum {float(view.weights.rows.sum()):.2f}', fontsize=10, loc='left')
-    lines = [view.layer, f'mode {view.mode}, map {view.size[0]} x {view.size[1]}']
-    lines += [f'pixel ({x}, {y}) in row {i}, column {j}']
-    texts = [('\n'.join(lines), 'black')]
-    if view.mode == 'qkv':
-        texts += zip((f'query of row {i}', f'query of column {j}'), QUERY_COLORS)
-    for k, (text, color) in enumerate(texts):
-        place_y = low + h + gap + strip + 0.3 - (0.5 + 0.2 * k if k else 0)
-        figure.text(left / total[0], place_y / total[1], text, color=color, va='top', linespacing=1.4)
-    figure.canvas.draw()
-    return img_from_canvas(figure.canvas)
+def save(picture: np.ndarray, name: str, out_dir: Path, cfg: Config, started: int) -> list[Path]:
+    """Writes the picture, gives it to the config's visualizer, and lists the files written from ``started`` on."""
+    backends = cfg.get('vis_backends') or [dict(type='LocalVisBackend')]
+    settings = cfg.get('visualizer') or dict(type='Visualizer', vis_backends=backends)
+    try:
+        mmcv.imwrite(picture[..., ::-1], str(out_dir / f'{name}.png'))
+        # Visualizers are found by name, and one of that name may have other backends.
+        visualizer = VISUALIZERS.build(dict(settings, name=f'{name}_{started}', save_dir=str(out_dir)))
+        visualizer.add_image(name, picture)
+        visualizer.close()
+    except ImportError as error:
+        raise LaunchError(f'a backend of the visualizer lacks a package: {error}') from error
+    except OSError as error:
+        raise LaunchError(f'the picture cannot be written: {error}') from error
+    return [path for path in sorted(out_dir.rglob('*')) if path.is_file() and path.stat().st_mtime_ns >= started]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -247,25 +207,19 @@ def run(args: argparse.Namespace) -> None:
     MMLogger.get_instance('kao_coefficients', log_level='WARNING')
     with launch.environment(cfg, args):
         model = build_model(cfg, args.device)
-        view = view_pixel(model, prepare(cfg, args.image, model), image.shape[:2], pixel, args.layer)
-        picture, name = draw(image, pixel, view), f'{Path(args.image).stem}_{view.layer}_x{pixel[0]}_y{pixel[1]}'
-        mmcv.imwrite(picture[..., ::-1], str(out_dir / f'{name}.png'))
-        backends = cfg.get('vis_backends') or [dict(type='LocalVisBackend')]
-        settings = cfg.get('visualizer') or dict(type='Visualizer', vis_backends=backends)
-        try:  # visualizers are found by name, and one of that name may have other backends
-            visualizer = VISUALIZERS.build(dict(settings, name=f'{name}_{started}', save_dir=str(out_dir)))
-            visualizer.add_image(name, picture)
-            visualizer.close()
-        except ImportError as error:
-            raise LaunchError(f'a backend of the visualizer lacks a package: {error}') from error
+        batch, extent = prepare(cfg, args.image, image.shape[:2], model)
+        try:
+            out_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f'--out-dir {args.out_dir!r} cannot be made: {error}') from error
+        view = view_pixel(model, batch, extent, pixel, args.layer)
+        name = f'{Path(args.image).stem}_{view.layer}_x{pixel[0]}_y{pixel[1]}'
+        written = save(draw(image, pixel, view), name, out_dir, cfg, started)
     for kind, weights in (('columns', view.weights.columns.sum(0)), ('rows', view.weights.rows.sum(0))):
-        best = weights.topk(min(STRONGEST, len(weights)))
-        pairs = [f'{k} ({value:.3g})' for k, value in zip(best.indices.tolist(), best.values.tolist())]
+        best = weights.abs().topk(min(STRONGEST, len(weights))).indices
+        pairs = [f'{k} ({value:.3g})' for k, value in zip(best.tolist(), weights[best].tolist())]
         print(f'strongest {kind} of {len(weights)}: {", ".join(pairs)}')
-    print('written:')
-    for path in sorted(out_dir.rglob('*')):
-        if path.is_file() and path.stat().st_mtime_ns >= started:
-            print(f'  {path}')
+    print('written:', *written, sep='\n  ')
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -67,7 +67,9 @@ class KAOHead(DecodeHead):
             norm_cfg=self.norm_cfg,
             act_cfg=self.act_cfg,
         )
-        scale = (channels if key_channels is None else key_channels) ** -0.5 if use_scale else 1.0
+        width = channels if key_channels is None else key_channels
+        check_int('key_channels', width)
+        scale = width**-0.5 if use_scale else 1.0
         self.attention = KroneckerAttention2d(
             channels, mode, maps, key_channels, norm=attention_norm, scale=scale, residual=True
         )

@@ -60,6 +60,7 @@ class KroneckerNeck(BaseModule):
         for level in self.levels:
             channels = in_channels[level]
             width = channels if key_channels is None else key_channels
+            check_int('key_channels', width)
             scale = width**-0.5 if use_scale else 1.0
             layer_init = None if pretrained else init_cfg
             self.attentions[str(level)] = KroneckerAttention2d(
