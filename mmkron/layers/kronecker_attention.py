@@ -40,8 +40,9 @@ class KroneckerAttention2d(BaseModule):
     """Kronecker, dense or pooled attention with linear maps on the query, the key and the value.
 
     The maps act on the columns that the operator uses, so those of the means cost ``(H + W) C^2`` and not
-    ``H W C^2``, and the query map of KV joins the key map. Source: Kronecker Attention Networks (KDD 2020), sections
-    2.1 and 3.4; the paper maps only the value in classification and all three in segmentation.
+    ``H W C^2``, and the query map of KV joins the key map (hooks on it are not called then). Source: Kronecker
+    Attention Networks (KDD 2020), sections 2.1 and 3.4; the paper maps only the value in classification and all three
+    in segmentation.
 
     Args:
         channels: channels of the input map, and of the context unless ``context_channels`` is given.
@@ -173,8 +174,8 @@ class KroneckerAttention2d(BaseModule):
             columns = reduce_context(context)
         key, value = self.key_map(columns), self.value_map(columns)
         query_map = self.query_map
-        # An adapter in the map's place or a hook on it has to be called.
-        plain = type(query_map) is nn.Conv1d and not query_map._forward_pre_hooks and not query_map._forward_hooks
+        # An adapter in the map's place has to be called, and so has a map whose call makes its weight (spectral norm).
+        plain = type(query_map) is nn.Conv1d and 'weight' in query_map._parameters
         if not (self.query_map_on_keys and plain):
             return query_map(query), key, value
         # K^T (W X) = (W^T K)^T X, and there are only H + W keys.

@@ -322,13 +322,6 @@ def test_strongest_of_both_signs(draws, segmentor, image, tmp_path, capsys):
     assert f'strongest columns of 16: {best} ({columns[best]:.3g}), ' in capsys.readouterr().out
 
 
-def test_tensorboard(draws, segmentor, image, tmp_path):
-    pytest.importorskip('tensorboard')
-    backend = 'visualizer.vis_backends.0.type=TensorboardVisBackend'
-    draws(segmentor, 'none', image, '--pixel', 1, 1, '--out-dir', 'out', '--cfg-options', backend)
-    assert list((tmp_path / 'out/vis_data').glob('events*'))
-
-
 # ------------------------------------------------------------------------------------------------------- mistakes
 
 
