@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mmkron.analysis.kronecker_cost import MODES
 from mmkron.ops.checks import check_choice
-
-MODES = ('dense', 'pooled', 'kv', 'qkv')
 
 
 class PositionWeights(NamedTuple):

@@ -45,6 +45,7 @@ LEAST_SIZE, MOST_OBJECTS = 32, 254  # a mask's value 255 is "ignore" to VOC
 ANGLE = 20.0
 OVERHANG = 0.15
 TRIES = 8
+OBJECTS, CLUTTER, SCALE = (3, 5), 6, (1.5, 2.5)  # of a scene, unless others are asked for
 
 
 class Sprites(NamedTuple):
@@ -89,6 +90,7 @@ def find_fashion(folder: Path) -> dict[str, Path]:
 
 
 def read_fashion(folder: Path) -> Source:
+    """Fashion-MNIST's images that are not blank; ValueError names a file that is missing or wrong."""
     files, splits = find_fashion(folder), {}
     missing = [name for name in FILES if name not in files]
     if missing:
@@ -110,6 +112,7 @@ def read_fashion(folder: Path) -> Source:
 
 
 def read_digits() -> Source:
+    """scikit-learn's digits, enlarged to a sprite's size and split as the dataset ``mmkron.Digits`` splits them."""
     from mmkron.datasets import Digits
 
     splits = {}
@@ -124,6 +127,7 @@ def read_digits() -> Source:
 
 
 def read_source(source: str) -> Source:
+    """The images that ``--source`` asks for."""
     if source == 'digits':
         return read_digits()
     if source != 'auto':
@@ -212,9 +216,9 @@ def compose_scene(
     sprites: Sprites,
     rng: np.random.Generator,
     size: tuple[int, int],
-    objects: tuple[int, int] = (3, 6),
-    clutter: int = 6,
-    scale: tuple[float, float] = (1.0, 2.0),
+    objects: tuple[int, int] = OBJECTS,
+    clutter: int = CLUTTER,
+    scale: tuple[float, float] = SCALE,
 ) -> Scene:
     """A scene of (H, W) pixels; a sprite is drawn at no more than the size at which it fits in."""
     canvas = make_background(rng, size, clutter).astype(np.float64)
@@ -254,6 +258,7 @@ def voc_palette() -> np.ndarray:
 
 
 def save_map(values: np.ndarray, path: Path) -> None:
+    """Writes (H, W) uint8 as a PNG with VOC's palette."""
     image = Image.fromarray(values)
     image.putpalette(voc_palette().tobytes())
     image.save(path)
@@ -341,9 +346,9 @@ def parse_args(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, 
     add('--size', nargs=2, metavar=('H', 'W'), type=int, default=(128, 128), help='pixels of a scene %(default)s')
     add('--train', type=int, default=2000, metavar='N', help='training scenes (%(default)s)')
     add('--val', type=int, default=200, metavar='N', help='validation scenes (%(default)s)')
-    add('--objects', **low_high, type=int, default=(3, 5), help='objects in a scene %(default)s')
-    add('--clutter', type=int, default=6, metavar='N', help='shapes in the background (%(default)s)')
-    add('--scale', **low_high, type=float, default=(1.5, 2.5), help=f'side of an object / {SIDE} pixels %(default)s')
+    add('--objects', **low_high, type=int, default=OBJECTS, help='objects in a scene %(default)s')
+    add('--clutter', type=int, default=CLUTTER, metavar='N', help='shapes in the background (%(default)s)')
+    add('--scale', **low_high, type=float, default=SCALE, help=f'side of an object / {SIDE} pixels %(default)s')
     add('--seed', type=int, default=0, metavar='N', help='(%(default)s)')
     args = parser.parse_args(argv)
     args.size, args.objects, args.scale = tuple(args.size), tuple(args.objects), tuple(args.scale)

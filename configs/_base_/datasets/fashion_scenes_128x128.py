@@ -2,7 +2,6 @@
 dataset_type = 'BaseSegDataset'
 data_root = 'data/fashion_scenes'
 crop_size = (128, 128)
-num_classes = 11
 # fmt: off
 metainfo = dict(
     classes=(

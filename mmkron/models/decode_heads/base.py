@@ -12,7 +12,15 @@ from mmkron.ops.checks import check_choice, check_int
 
 
 class DecodeHead(BaseDecodeHead):
-    """MMSegmentation's base class with checks of the backbone's channels and of the label values."""
+    """MMSegmentation's base class with checks of the backbone's channels and of the label values.
+
+    Arguments are those of ``BaseDecodeHead``; of its input transforms only ``resize_concat`` and none are taken, since
+    these heads work on one map.
+
+    Raises:
+        TypeError: ``in_channels`` that is no int where one map comes in.
+        ValueError: another input transform.
+    """
 
     def _init_inputs(
         self, in_channels: int | Sequence[int], in_index: int | Sequence[int], input_transform: str | None
@@ -22,6 +30,7 @@ class DecodeHead(BaseDecodeHead):
             check_int('in_channels', in_channels)
         super()._init_inputs(in_channels, in_index, input_transform)
 
+    # Every head calls this first, so features that do not fit meet one message instead of a convolution's.
     def _transform_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
         x = super()._transform_inputs(inputs)
         if x.shape[1] != self.in_channels:
