@@ -1,6 +1,16 @@
-"""Costs of the operators in closed form, and what their coefficients mean for single positions."""
+"""Costs of the operators in closed form, what coefficients mean for single positions, weights of other libraries."""
 
 from mmkron.analysis.coefficient_maps import PositionWeights, position_weights
 from mmkron.analysis.kronecker_cost import AttentionCost, attention_cost
+from mmkron.analysis.lambda_weights import Converted, convert_lambda_networks, convert_resnet, convert_timm
 
-__all__ = ['AttentionCost', 'PositionWeights', 'attention_cost', 'position_weights']
+__all__ = [
+    'AttentionCost',
+    'Converted',
+    'PositionWeights',
+    'attention_cost',
+    'convert_lambda_networks',
+    'convert_resnet',
+    'convert_timm',
+    'position_weights',
+]

@@ -5,13 +5,21 @@ The heads derive from MMSegmentation's class, so they are imported when they are
 
 from typing import Any
 
-from mmkron.layers import KroneckerAttention2d
-from mmkron.models.backbones import KANet
+from mmkron.layers import KroneckerAttention2d, LambdaLayer
+from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet
 from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck
 from mmkron.registry import MODELS
 
 # Without the heads: a star import must not need MMSegmentation.
-__all__ = ['GlobalAveragePoolingDropout', 'KANet', 'KroneckerAttention2d', 'KroneckerNeck']
+__all__ = [
+    'GlobalAveragePoolingDropout',
+    'KANet',
+    'KroneckerAttention2d',
+    'KroneckerNeck',
+    'LambdaLayer',
+    'LambdaMobileNetV2',
+    'LambdaResNet',
+]
 
 
 def __getattr__(name: str) -> Any:

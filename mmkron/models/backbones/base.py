@@ -134,8 +134,10 @@ class Backbone(BaseModule):
                 del state_dict[name]
 
 
-def resolve_arch(arch: str | Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of a named architecture, or a dict that is checked for the same keys.
+def resolve_arch(
+    arch: str | Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], name: str = 'arch'
+) -> dict[str, Any]:
+    """The settings of a named architecture, or a dict that is checked for the same keys; ``name`` is the argument's.
 
     Raises:
         TypeError: neither a name nor a dict.
@@ -143,11 +145,11 @@ def resolve_arch(arch: str | Mapping[str, Any], settings: Mapping[str, Mapping[s
     """
     if isinstance(arch, str):
         if arch not in settings:
-            raise ValueError(f'arch must be a dict or one of {tuple(settings)}, got {arch!r}')
+            raise ValueError(f'{name} must be a dict or one of {tuple(settings)}, got {arch!r}')
         return dict(settings[arch])
     if not isinstance(arch, Mapping):
-        raise TypeError(f'arch must be a name or a dict, got {type(arch).__name__}')
+        raise TypeError(f'{name} must be a name or a dict, got {type(arch).__name__}')
     keys = set(next(iter(settings.values())))
     if set(arch) != keys:
-        raise ValueError(f'arch must have the keys {sorted(keys)}, got {sorted(arch)}')
+        raise ValueError(f'{name} must have the keys {sorted(keys)}, got {sorted(arch)}')
     return dict(arch)

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from mmcv.cnn import ConvModule, build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
-from mmkron.models.backbones.base import Backbone, resolve_arch
+from mmkron.models.backbones.base import resolve_arch
+from mmkron.models.backbones.mobile import MobileBackbone, group_rows
 from mmkron.ops.checks import check_choice, check_int, check_number
 from mmkron.ops.kronecker import NORMS
 from mmkron.registry import MODELS
@@ -66,7 +66,7 @@ ARCHS: dict[str, dict[str, Any]] = {
 
 
 @MODELS.register_module()
-class KANet(Backbone):
+class KANet(MobileBackbone):
     """Kronecker attention network.
 
     The stages have strides 2, 4, 8, 16 and 32, and a last one is the 1 x 1 convolution before the pooling:
@@ -142,27 +142,10 @@ class KANet(Backbone):
         norms = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU6'))
         attention = dict(mode=settings['attention'], norm=coefficient_norm)
 
-        width = scale_channels(32, widen_factor)
-        self.stem = nn.Sequential(ConvModule(in_channels, width, 3, stem_stride, 1, **norms))
-        self.stages = nn.ModuleList()
-        stride, channels, strides = stem_stride, [], []
-        for stage_rows in rows[: self.last_stage + 1]:
-            blocks = []
-            for module, expansion, out_width, repeats, first_stride in stage_rows:
-                out_width = scale_channels(out_width, widen_factor)
-                for repeat in range(repeats):
-                    block_stride = first_stride if repeat == 0 else 1
-                    blocks.append(KANetModule(module, width, out_width, expansion, block_stride, attention, **norms))
-                    width, stride = out_width, stride * block_stride
-            self.stages.append(nn.Sequential(*blocks))
-            channels.append(width)
-            strides.append(stride)
-        if self.last_stage == len(rows):
-            last_width = scale_channels(1280, max(1.0, widen_factor))
-            self.stages.append(nn.Sequential(ConvModule(width, last_width, 1, **norms)))
-            channels.append(last_width)
-            strides.append(stride)
-        self.finish(channels, strides)
+        def make_block(module: str, channels: int, width: int, expansion: int, stride: int, _: int) -> KANetModule:
+            return KANetModule(module, channels, width, expansion, stride, attention, **norms)
+
+        self.build(rows, widen_factor, stem_stride, make_block, norms)
 
 
 class KANetModule(BaseModule):
@@ -233,35 +216,11 @@ class KANetModule(BaseModule):
         path = self.project(path)
         return path + x if self.add_input else path
 
+    def init_weights(self) -> None:
+        """Nothing: it is the network's ``init_cfg`` that does, and ConvModule's own rule would undo it."""
+
     def _attend(self, x: Tensor) -> Tensor:
         out = self.attention_norm(self.attention(x))
         if self.stride > 1:
             return F.avg_pool2d(out, self.stride, ceil_mode=True, count_include_pad=False)
         return out + x if self.skip else out
-
-
-def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
-    """The rows of a layout by stage: each row of stride 2 begins one.
-
-    Raises:
-        TypeError, ValueError: no rows, or a row that is not module, expansion, channels, repeats, stride.
-    """
-    if not isinstance(layout, Sequence) or not layout:
-        raise ValueError(f'layout must be a sequence of at least one row, got {layout!r}')
-    stages: list[list[Sequence]] = [[]]
-    for row in layout:
-        if not isinstance(row, Sequence) or len(row) != 5:
-            raise ValueError(f'a row of layout must be (module, expansion, channels, repeats, stride), got {row!r}')
-        check_int('channels of a row', row[2])
-        check_int('repeats of a row', row[3])
-        if row[4] == 2 and stages[-1]:
-            stages.append([])
-        stages[-1].append(row)
-    return stages
-
-
-def scale_channels(channels: int, factor: float) -> int:
-    """The multiple of 8 next to ``channels * factor``, at least 8 and at most a tenth below it (MobileNetV2's rule)."""
-    exact = channels * factor
-    rounded = max(8, int(exact + 4) // 8 * 8)
-    return rounded if rounded >= 0.9 * exact else rounded + 8

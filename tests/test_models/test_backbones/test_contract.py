@@ -1,6 +1,7 @@
 """The contract that every registered backbone keeps. A new backbone joins by one line in CASES."""
 
 import copy
+import inspect
 import io
 import itertools
 import math
@@ -13,8 +14,9 @@ import pytest
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmkron.layers import LambdaLayer
 from mmkron.models import backbones
-from mmkron.models.backbones import KANet
+from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet
 from mmkron.registry import MODELS
 
 
@@ -27,14 +29,28 @@ class Case(NamedTuple):
     strides: tuple[int, ...]
 
 
+# Without the zeros of zero_init_residual, which hide what a block does.
+SMALL_LAMBDA = dict(base_channels=8, stage_blocks=(1, 1, 2, 1), lambda_cfg=dict(scope=5), zero_init_residual=False)
+SMALL_LAMBDA_OUTPUTS = ((32, 64, 128, 256), (4, 8, 16, 32))
+
 CASES = [
     Case(KANet, dict(arch=arch, widen_factor=0.25), (8, 8, 8, 24, 80, 1280), (2, 4, 8, 16, 32, 32))
     for arch in ('kanet-kv', 'kanet-qkv', 'attnnet', 'attnnet-pool', 'mobilenet-v2-kao', 'kanet-wo-kao', 'mobilenet-v2')
 ]
+CASES += [
+    Case(LambdaResNet, {**SMALL_LAMBDA, **kwargs}, *SMALL_LAMBDA_OUTPUTS)
+    for kwargs in (
+        dict(lambda_blocks=((), (1,), (2,), (1,)), se=True),
+        dict(stage_layers='CCLL', skeleton='v1.5', share_embeddings=True, lambda_cfg=dict(scope=5, intra_depth=2)),
+        dict(stage_layers='CCLL', skeleton='timm', lambda_cfg=dict(scope=None, position_bias=True), img_size=64),
+    )
+]
+CASES += [Case(LambdaMobileNetV2, dict(widen_factor=0.25), (8, 8, 8, 24, 80, 1280), (2, 4, 8, 16, 32, 32))]
 
 
 def identify(case):
-    return f'{case.cls.__name__}-{case.kwargs["arch"]}'
+    chosen = [key for key in ('arch', 'stage_layers', 'skeleton') if key in case.kwargs]
+    return '-'.join([case.cls.__name__, *(case.kwargs[key] for key in chosen)])
 
 
 @pytest.fixture(params=CASES, ids=identify)
@@ -116,9 +132,6 @@ def test_every_parameter_gets_a_gradient(case, out_indices):
 @pytest.mark.parametrize(
     ('kwargs', 'error', 'message'),
     [
-        (dict(arch='kanet'), ValueError, "arch must be a dict or one of .*, got 'kanet'"),
-        (dict(arch=3), TypeError, 'arch must be a name or a dict, got int'),
-        (dict(arch=dict(depth=3)), ValueError, r"arch must have the keys \[.*\], got \['depth'\]"),
         (dict(out_indices=9), ValueError, r'out_indices must be in \[-\d, \d\], got 9'),
         (dict(out_indices=(0, -9)), ValueError, r'out_indices must be in .* got \(0, -9\)'),
         (dict(out_indices=()), ValueError, r'out_indices must name at least one, .*\(\)'),
@@ -135,6 +148,22 @@ def test_every_parameter_gets_a_gradient(case, out_indices):
 def test_bad_arguments(case, kwargs, error, message):
     with pytest.raises(error, match=message):
         case.cls(**{**case.kwargs, **kwargs})
+
+
+@pytest.mark.parametrize('case', [c for c in CASES if c.cls is not LambdaMobileNetV2], ids=identify)
+@pytest.mark.parametrize(
+    ('value', 'error', 'message'),
+    [
+        ('kanet', ValueError, "{} must be a dict or one of .*, got 'kanet'"),
+        (3, TypeError, '{} must be a name or a dict, got int'),
+        (dict(depth=3), ValueError, r"{} must have the keys \[.*\], got \['depth'\]"),
+    ],
+)
+def test_bad_settings(case, value, error, message):
+    """The argument that takes a name or a dict of settings."""
+    name = next(key for key in ('arch', 'skeleton') if key in inspect.signature(case.cls).parameters)
+    with pytest.raises(error, match=message.format(name)):
+        case.cls(**{**case.kwargs, name: value})
 
 
 def test_bad_input(case):
@@ -205,9 +234,10 @@ def test_with_cp(case):
 
 
 def test_init_cfg_reaches_every_weight(case):
-    """MMEngine lets a direct child that knows its own initialisation undo the backbone's."""
+    """MMEngine lets a direct child that knows its own initialisation undo the backbone's; lambda layers keep theirs."""
     model = build(case, init_cfg=dict(type='Constant', layer=['Conv1d', 'Conv2d', 'Linear'], val=0.25))
-    weights = {name: p for name, p in model.named_parameters() if p.dim() > 1}
+    own = {p for m in model.modules() if isinstance(m, LambdaLayer) for p in m.parameters()}
+    weights = {name: p for name, p in model.named_parameters() if p.dim() > 1 and p not in own}
     assert weights
     for name, weight in weights.items():
         assert (weight == 0.25).all(), name

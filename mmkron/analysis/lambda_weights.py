@@ -1,0 +1,177 @@
+"""Weights of other libraries' lambda networks and residual networks under the names of mmkron."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Arguments of LambdaResNet for the three lambda networks of timm 1.0, which follow no configuration of the paper.
+TIMM_NETWORKS: dict[str, dict[str, Any]] = {
+    'lambda_resnet26t': dict(
+        stage_blocks=(2, 2, 2, 2),
+        lambda_blocks=((), (), (2,), (1, 2)),
+        skeleton='timm',
+        lambda_cfg=dict(scope=9, position_bias=True),
+    ),
+    'lambda_resnet26rpt_256': dict(
+        stage_blocks=(2, 2, 2, 2),
+        lambda_blocks=((), (), (2,), (1, 2)),
+        skeleton='timm',
+        lambda_cfg=dict(scope=None),
+        img_size=256,
+    ),
+    'lambda_resnet50ts': dict(
+        stage_blocks=(3, 4, 6, 3),
+        lambda_blocks=((), (4,), (2, 4, 6), (2,)),
+        skeleton='timm',
+        lambda_cfg=dict(scope=9, position_bias=True),
+        act_cfg=dict(type='SiLU', inplace=True),
+    ),
+}
+
+# Beginnings of names within a block, theirs and ours.
+TIMM_PARTS = {
+    'conv1_1x1.': 'reduce.',
+    'conv2_kxk.': 'spatial.',
+    'conv3_1x1.': 'project.',
+    'shortcut.': 'shortcut.1.',
+    'post_attn.': 'spatial.norm.',
+    'self_attn.qkv.': 'spatial.layer.qkv_map.',
+    'self_attn.norm_q.': 'spatial.layer.query_norm.',
+    'self_attn.norm_v.': 'spatial.layer.value_norm.',
+    'self_attn.conv_lambda.weight': 'spatial.layer.position_table',
+    'self_attn.conv_lambda.bias': 'spatial.layer.position_bias',
+    'self_attn.pos_emb': 'spatial.layer.position_table',
+}
+RESNET_PARTS = {
+    'conv1.': 'reduce.conv.',
+    'bn1.': 'reduce.bn.',
+    'conv2.': 'spatial.conv.',
+    'bn2.': 'spatial.bn.',
+    'conv3.': 'project.conv.',
+    'bn3.': 'project.bn.',
+    'downsample.0.': 'shortcut.1.conv.',
+    'downsample.1.': 'shortcut.1.bn.',
+}
+
+COUNTER = '.num_batches_tracked'
+
+
+class Converted(NamedTuple):
+    """Weights under new names. The lists leave out the step counters of batch norm, which nothing needs.
+
+    Attributes:
+        state_dict: entries of the target.
+        head: ``weight`` and ``bias`` of the classifier, if the source has one.
+        unused: names of the source's entries that have no place in the target.
+        missing: names of the target's entries that the source does not give.
+    """
+
+    state_dict: dict[str, Tensor]
+    head: dict[str, Tensor]
+    unused: list[str]
+    missing: list[str]
+
+
+def convert_timm(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
+    """Weights of one of timm's lambda networks for the LambdaResNet with its arguments in :data:`TIMM_NETWORKS`.
+
+    Args:
+        state_dict: of timm's network.
+        target: state dict of the LambdaResNet.
+    """
+    values = {}
+    for name, value in state_dict.items():
+        if name.endswith('self_attn.conv_lambda.weight'):
+            value = _table(value[..., 0])
+        elif name.endswith('self_attn.pos_emb'):
+            value = value.permute(2, 0, 1)[None]
+        values[name] = value
+    return _fit(values, target, _timm_name, 'head.fc.')
+
+
+def convert_resnet(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
+    """Weights of a ResNet of bottlenecks for what a LambdaResNet of skeleton ``v1.5`` has in common with it.
+
+    Args:
+        state_dict: of torchvision's ResNet, of MMPretrain's (style ``pytorch``) or of an MMPretrain classifier with it.
+        target: state dict of the LambdaResNet.
+    """
+    values = {name.removeprefix('backbone.').removeprefix('head.'): v for name, v in state_dict.items()}
+    return _fit(values, target, _resnet_name, 'fc.')
+
+
+def convert_lambda_networks(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State dict of the LambdaLayer of the package lambda-networks for that of mmkron with the same arguments.
+
+    A local layer's (``r``) has ``position_bias``; a global one's (``n``) is for ``scope=None, feat_size=n``.
+
+    Raises:
+        ValueError: a state dict of another layer.
+    """
+    rest = dict(state_dict)
+    try:
+        maps = [rest.pop(f'to_{part}.weight') for part in 'qkv']
+        converted = {'qkv_map.weight': torch.cat(maps)}
+        if 'rel_pos_emb' in rest:
+            converted['position_table'] = rest.pop('rel_pos_emb').permute(3, 2, 0, 1)
+        else:
+            converted['position_table'] = _table(rest.pop('pos_conv.weight')[:, :, 0])
+            converted['position_bias'] = rest.pop('pos_conv.bias')
+    except KeyError as error:
+        raise ValueError(f"state_dict must be of lambda-networks' LambdaLayer, got one without {error}") from None
+    for name, value in rest.items():
+        new = name.replace('norm_q.', 'query_norm.').replace('norm_v.', 'value_norm.')
+        if new == name:
+            raise ValueError(f"state_dict must be of lambda-networks' LambdaLayer, got one with {name!r}")
+        converted[new] = value
+    return converted
+
+
+def _table(kernel: Tensor) -> Tensor:
+    """Position table (u, k, r, r) of a lambda convolution's kernel (k, u, r, r)."""
+    return kernel.transpose(0, 1)
+
+
+def _timm_name(name: str) -> str | None:
+    found = re.fullmatch(r'stem\.conv(\d+)\.(.+)', name)
+    if found:
+        return f'stem.{int(found[1]) - 1}.{found[2]}'
+    found = re.fullmatch(r'(stages\.\d+\.\d+\.)(.+)', name)
+    return found and _exchange(found[1], found[2], TIMM_PARTS)
+
+
+def _resnet_name(name: str) -> str | None:
+    found = re.fullmatch(r'(conv|bn)1\.(.+)', name)
+    if found:
+        return f'stem.0.{found[1]}.{found[2]}'
+    found = re.fullmatch(r'layer(\d)\.(\d+)\.(.+)', name)
+    return found and _exchange(f'stages.{int(found[1]) - 1}.{found[2]}.', found[3], RESNET_PARTS)
+
+
+def _exchange(block: str, name: str, parts: Mapping[str, str]) -> str | None:
+    for old, new in parts.items():
+        if name.startswith(old):
+            return block + new + name[len(old) :]
+    return None
+
+
+def _fit(
+    values: Mapping[str, Tensor], target: Mapping[str, Tensor], rename: Callable[[str], str | None], head: str
+) -> Converted:
+    """Entries of the target by ``rename``, where the shapes agree."""
+    converted, classifier, unused = {}, {}, []
+    for name, value in values.items():
+        new = rename(name)
+        if name.startswith(head):
+            classifier[name[len(head) :]] = value
+        elif new in target and target[new].shape == value.shape:
+            converted[new] = value.contiguous()
+        elif not name.endswith(COUNTER):
+            unused.append(name)
+    missing = [name for name in target if name not in converted and not name.endswith(COUNTER)]
+    return Converted(converted, classifier, unused, missing)

@@ -1,0 +1,128 @@
+"""MobileNetV2 with lambda layers in some of its blocks.
+
+Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602), appendix on resource-constrained networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn as nn
+from mmcv.cnn import ConvModule
+from mmengine.model import BaseModule
+from torch import Tensor
+
+from mmkron.models.backbones.kanet import ARCHS, KANetModule
+from mmkron.models.backbones.lambda_resnet import LambdaModule, check_numbers, resolve_lambda_cfg
+from mmkron.models.backbones.mobile import MobileBackbone, group_rows
+from mmkron.ops.checks import check_choice, check_number
+from mmkron.registry import MODELS
+
+LAYOUT = ARCHS['mobilenet-v2']['layout']
+NUM_BLOCKS = sum(row[3] for row in LAYOUT)
+
+
+@MODELS.register_module()
+class LambdaMobileNetV2(MobileBackbone):
+    """MobileNetV2 whose 10th and 16th inverted bottlenecks mix positions by a lambda layer.
+
+    Such a block does not expand: its first 1 x 1 convolution keeps the width. The stages have strides 2, 4, 8, 16 and
+    32 and 16, 24, 32, 96 and 320 channels; a last one is the 1 x 1 convolution to 1280 channels. Dense prediction
+    takes ``out_indices=(1, 2, 3, 4)``.
+
+    Args:
+        lambda_blocks: inverted bottlenecks with a lambda layer, counted from 1 to 17.
+        lambda_cfg: arguments of :class:`mmkron.layers.LambdaLayer` (a local one) that differ from 5 x 5 scope, query
+            depth 32 and 4 heads. The layers keep the initialisation of its ``init_cfg``, whatever ``init_cfg`` is
+            here.
+        widen_factor: factor on all channels, which stay multiples of 8; the last convolution is never narrowed.
+        in_channels: channels of the image.
+        stem_stride: stride of the first convolution; 1 suits images of 32 x 32 and halves every stride above.
+        out_indices: stages whose maps are returned, negatives count from the end.
+        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
+        norm_eval: keep batch norm in evaluation mode while training.
+        norm_cfg: normalisation, that of the lambda layers included; None (the default) is ``dict(type='BN')``.
+        act_cfg: activation; ``dict(type='ReLU6')`` by default.
+        with_cp: recompute blocks in the backward pass to save memory.
+        init_cfg: initialisation of the convolutions; Kaiming normal by default.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices.
+    """
+
+    def __init__(
+        self,
+        lambda_blocks: Sequence[int] = (10, 16),
+        lambda_cfg: Mapping[str, Any] | None = None,
+        widen_factor: float = 1.0,
+        in_channels: int = 3,
+        stem_stride: int = 2,
+        out_indices: int | Sequence[int] = -1,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        norm_cfg: dict | None = None,
+        act_cfg: dict | None = None,
+        with_cp: bool = False,
+        init_cfg: dict | list | None = None,
+    ) -> None:
+        check_choice('stem_stride', stem_stride, (1, 2))
+        check_number('widen_factor', widen_factor, above=0)
+        check_numbers('lambda_blocks', lambda_blocks, NUM_BLOCKS)
+        norms = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU6'))
+        lambda_cfg = dict(dict(scope=5, dim_key=32, heads=4), **resolve_lambda_cfg(lambda_cfg, norms['norm_cfg']))
+        if lambda_cfg['scope'] is None:
+            raise ValueError('scope of lambda_cfg must be an int, got None')
+        rows = group_rows(LAYOUT)
+        super().__init__(
+            in_channels,
+            len(rows) + 1,
+            out_indices,
+            frozen_stages,
+            norm_eval,
+            with_cp,
+            init_cfg or dict(type='Kaiming', layer='Conv2d'),
+        )
+
+        def make_block(module: str, channels: int, width: int, expansion: int, stride: int, number: int) -> nn.Module:
+            if number in lambda_blocks:
+                return LambdaInvertedResidual(channels, width, stride, lambda_cfg, **norms)
+            return KANetModule(module, channels, width, expansion, stride, {}, **norms)
+
+        self.build(rows, widen_factor, stem_stride, make_block, norms)
+
+
+class LambdaInvertedResidual(BaseModule):
+    """1 x 1 convolution of the same width, lambda layer, 1 x 1 convolution; adds the input where the shapes allow.
+
+    Args:
+        in_channels, out_channels: channels of input and output.
+        stride: 1 or 2, by average pooling after the lambda layer.
+        lambda_cfg: arguments of the lambda layer.
+        norm_cfg, act_cfg: normalisation and activation.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int,
+        lambda_cfg: Mapping[str, Any],
+        norm_cfg: dict,
+        act_cfg: dict,
+    ) -> None:
+        super().__init__()
+        norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        self.add_input = stride == 1 and in_channels == out_channels
+        self.keep = ConvModule(in_channels, in_channels, 1, **norms)
+        self.spatial = LambdaModule(in_channels, lambda_cfg, stride, **norms)
+        self.project = ConvModule(in_channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
+        path = self.project(self.spatial(self.keep(x)))
+        return path + x if self.add_input else path
+
+    def init_weights(self) -> None:
+        """Only of the lambda layer, which the network's ``init_cfg`` does not know."""
+        self.spatial.init_weights()

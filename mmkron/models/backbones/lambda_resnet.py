@@ -1,0 +1,396 @@
+"""LambdaResNet: bottleneck residual networks whose 3 x 3 convolutions give way to lambda layers.
+
+Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602). The skeleton is that of ResNet-RS (Bello et al., arXiv
+2103.07579) or of the usual ResNet (v1.5: stride on the 3 x 3 convolution).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.nn as nn
+from mmcv.cnn import ConvModule, build_activation_layer, build_norm_layer
+from mmcv.cnn.bricks import DropPath
+from mmengine.model import BaseModule, ModuleList, Sequential
+from torch import Tensor
+
+from mmkron.layers.lambda_layer import LambdaLayer
+from mmkron.models.backbones.base import Backbone, resolve_arch
+from mmkron.ops.checks import check_choice, check_int, check_number
+from mmkron.registry import MODELS
+
+# depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. Those of 50, 101 and 152 have
+# been seen in a public implementation of the paper's table; of the deeper ones only their number has.
+DEPTHS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    50: ((3, 4, 6, 3), (3,)),
+    101: ((3, 4, 23, 3), (6, 12, 18)),
+    152: ((3, 8, 36, 3), (5, 10, 15, 20, 25, 30)),
+    200: ((3, 24, 36, 3), (5, 10, 15, 20, 25, 30)),
+    270: ((4, 29, 53, 4), (8, 16, 24, 32, 40, 48)),
+    350: ((4, 36, 72, 4), (10, 20, 30, 40, 50, 60)),
+    420: ((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80)),
+}
+
+SKELETONS: dict[str, dict[str, Any]] = {
+    'rs': dict(stem_channels=(32, 32, 64), max_pool=False, avg_down=True, lambda_pool=3),
+    'v1.5': dict(stem_channels=(64,), max_pool=True, avg_down=False, lambda_pool=3),
+    'timm': dict(stem_channels=(24, 32, 64), max_pool=True, avg_down=False, lambda_pool=2),
+}
+
+STAGES = ('c2', 'c3', 'c4', 'c5')
+
+# What the network decides itself.
+LAYER_ARGUMENTS = tuple(
+    name
+    for name in inspect.signature(LambdaLayer).parameters
+    if name not in ('dim', 'dim_out', 'in_channels', 'feat_size')
+)
+
+
+@MODELS.register_module()
+class LambdaResNet(Backbone):
+    """Residual network with lambda layers.
+
+    Its four stages c2 to c5 have strides 4, 8, 16 and 32 and 256, 512, 1024 and 2048 channels.
+
+    Args:
+        depth: 50, 101, 152, 200, 270, 350 or 420: blocks a stage, and which of c4 use a lambda layer. Those of c5
+            all do, those of c2 and c3 never.
+        stage_layers: four letters instead, one a stage: ``C`` for convolutions, ``L`` for lambda layers in all its
+            blocks.
+        stage_blocks: numbers of blocks of the four stages instead of ``depth``'s, with ``stage_layers`` or
+            ``lambda_blocks``.
+        lambda_blocks: the lambda blocks of each stage instead, counted from 1, as in ``((), (), (3,), (1, 2, 3))``.
+        skeleton: ``rs`` (ResNet-RS: a stem of 3 x 3 convolutions and a last one of stride 2 in place of its max
+            pooling, average pooling in the shortcuts), ``v1.5`` (7 x 7 convolution and max pooling, strided
+            shortcuts), ``timm`` (that of timm's lambda networks); or a dict with ``stem_channels`` (one entry a
+            convolution, the first of stride 2; a single one is 7 x 7), ``max_pool``, ``avg_down`` and ``lambda_pool``
+            (side of the average pooling after a lambda layer of stride 2: 3 with padding, or 2).
+        in_channels: channels of the image.
+        base_channels: width of c2's bottlenecks; other than 64 it scales all channels, ``stem_channels`` included.
+        lambda_cfg: arguments of :class:`mmkron.layers.LambdaLayer`, its own defaults otherwise. The layers keep the
+            initialisation of its ``init_cfg``, whatever ``init_cfg`` is here.
+        share_embeddings: one position table for all lambda layers of a stage that have it in the same shape.
+        img_size: side or (H, W) of the image that global lambda layers (``scope=None``) are made for.
+        se: squeeze-and-excitation, ratio 1/4, after the last convolution of the blocks without lambda layer, as in
+            ResNet-RS.
+        drop_path_rate: probability at which the last block's path is dropped; it grows linearly from 0 at the first.
+        out_indices: stages whose maps are returned, negatives count from the end.
+        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
+        norm_eval: keep batch norm in evaluation mode while training.
+        norm_cfg: normalisation, that of the lambda layers included; None (the default) is ``dict(type='BN')``.
+        act_cfg: activation; ReLU by default.
+        with_cp: recompute blocks in the backward pass to save memory.
+        zero_init_residual: blocks begin as their shortcut: the last normalisation's weight is 0.
+        init_cfg: initialisation of the convolutions; Kaiming normal by default.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices.
+    """
+
+    def __init__(
+        self,
+        depth: int = 50,
+        stage_layers: str | None = None,
+        stage_blocks: Sequence[int] | None = None,
+        lambda_blocks: Sequence[Sequence[int]] | None = None,
+        skeleton: str | Mapping[str, Any] = 'rs',
+        in_channels: int = 3,
+        base_channels: int = 64,
+        lambda_cfg: Mapping[str, Any] | None = None,
+        share_embeddings: bool = False,
+        img_size: int | tuple[int, int] | None = None,
+        se: bool = False,
+        drop_path_rate: float = 0.0,
+        out_indices: int | Sequence[int] = -1,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        norm_cfg: dict | None = None,
+        act_cfg: dict | None = None,
+        with_cp: bool = False,
+        zero_init_residual: bool = True,
+        init_cfg: dict | list | None = None,
+    ) -> None:
+        placement = place_lambdas(depth, stage_layers, stage_blocks, lambda_blocks)
+        skeleton = resolve_skeleton(skeleton)
+        check_int('base_channels', base_channels)
+        check_number('drop_path_rate', drop_path_rate)
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
+        norm_cfg = norm_cfg or dict(type='BN')
+        lambda_cfg = resolve_lambda_cfg(lambda_cfg, norm_cfg)
+        is_global = 'scope' in lambda_cfg and lambda_cfg['scope'] is None
+        img_size = resolve_size(img_size) if is_global else None
+        super().__init__(
+            in_channels,
+            len(STAGES),
+            out_indices,
+            frozen_stages,
+            norm_eval,
+            with_cp,
+            init_cfg or dict(type='Kaiming', layer='Conv2d'),
+        )
+        norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg or dict(type='ReLU', inplace=True))
+
+        stem_channels = [max(1, c * base_channels // 64) for c in skeleton['stem_channels']]
+        self.stem = make_stem(in_channels, stem_channels, skeleton['max_pool'], norms)
+        # MMEngine's containers: through them it reaches the init_weights of the blocks.
+        self.stages = ModuleList()
+        before, total, channels = 0, sum(map(len, placement)), stem_channels[-1]
+        for index, stage in enumerate(placement[: self.last_stage + 1]):
+            width, blocks = base_channels * 2**index, []
+            for number, is_lambda in enumerate(stage):
+                layer_cfg = dict(lambda_cfg) if is_lambda else None
+                if is_lambda and img_size is not None:
+                    # The layer of a block with stride still sees the map of the stage before.
+                    stride = 4 * 2 ** (index - 1 if index and not number else index)
+                    layer_cfg['feat_size'] = tuple(-(-side // stride) for side in img_size)
+                block = LambdaBottleneck(
+                    channels,
+                    width,
+                    stride=2 if index and not number else 1,
+                    lambda_cfg=layer_cfg,
+                    lambda_pool=skeleton['lambda_pool'],
+                    avg_down=skeleton['avg_down'],
+                    se=se,
+                    drop_path_rate=drop_path_rate * before / max(1, total - 1),
+                    zero_init_residual=zero_init_residual,
+                    **norms,
+                )
+                blocks.append(block)
+                before, channels = before + 1, 4 * width
+            if share_embeddings:
+                tie_position_tables(blocks)
+            self.stages.append(Sequential(*blocks))
+        self.finish([4 * base_channels * 2**i for i in range(len(STAGES))], [4 * 2**i for i in range(len(STAGES))])
+
+
+class LambdaBottleneck(BaseModule):
+    """1 x 1 convolution, 3 x 3 convolution or lambda layer, 1 x 1 convolution of four times the width; shortcut.
+
+    Args:
+        in_channels, width: channels of the input and of the bottleneck.
+        stride: 1 or 2.
+        lambda_cfg: arguments of the lambda layer; None for a convolution.
+        lambda_pool: see :class:`LambdaModule`.
+        avg_down: average pooling before the shortcut's convolution instead of a stride.
+        se: squeeze-and-excitation of the path, without lambda layer only.
+        drop_path_rate: probability at which a sample's path is dropped.
+        zero_init_residual: the last normalisation's weight is 0 at first.
+        norm_cfg, act_cfg: normalisation and activation.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        stride: int,
+        lambda_cfg: Mapping[str, Any] | None,
+        lambda_pool: int,
+        avg_down: bool,
+        se: bool,
+        drop_path_rate: float,
+        zero_init_residual: bool,
+        norm_cfg: dict,
+        act_cfg: dict,
+    ) -> None:
+        super().__init__()
+        self.zero_init_residual = zero_init_residual
+        norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        linear = dict(norm_cfg=norm_cfg, act_cfg=None)
+        channels = 4 * width
+        self.reduce = ConvModule(in_channels, width, 1, **norms)
+        if lambda_cfg is None:
+            self.spatial = ConvModule(width, width, 3, stride, 1, **norms)
+        else:
+            self.spatial = LambdaModule(width, lambda_cfg, stride, lambda_pool, **norms)
+        self.project = ConvModule(width, channels, 1, **linear)
+        self.se = make_se(channels) if se and lambda_cfg is None else None
+        self.drop_path = DropPath(drop_path_rate) if drop_path_rate else nn.Identity()
+        self.shortcut = nn.Identity()
+        if stride > 1 or in_channels != channels:
+            pooled = stride > 1 and avg_down
+            pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False) if pooled else nn.Identity()
+            conv = ConvModule(in_channels, channels, 1, 1 if pooled else stride, **linear)
+            self.shortcut = nn.Sequential(pool, conv)
+        self.act = build_activation_layer(act_cfg)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, in_channels, H, W) -> (B, 4 * width, ceil(H / stride), ceil(W / stride))."""
+        path = self.project(self.spatial(self.reduce(x)))
+        if self.se is not None:
+            path = path * self.se(path)
+        return self.act(self.drop_path(path) + self.shortcut(x))
+
+    def init_weights(self) -> None:
+        """Only of what the network's ``init_cfg`` does not know: ConvModule's own rule would undo it."""
+        if isinstance(self.spatial, LambdaModule):
+            self.spatial.init_weights()
+        if self.zero_init_residual:
+            nn.init.zeros_(self.project.norm.weight)
+
+
+class LambdaModule(BaseModule):
+    """Lambda layer, average pooling where the stride is 2, normalisation, activation.
+
+    Args:
+        channels: channels of input and output.
+        lambda_cfg: further arguments of :class:`mmkron.layers.LambdaLayer`.
+        stride: 1 or 2.
+        lambda_pool: side of the pooling: 3 (padded by 1, which counts as zeros, as in torch) or 2.
+        norm_cfg, act_cfg: normalisation and activation.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        lambda_cfg: Mapping[str, Any],
+        stride: int = 1,
+        lambda_pool: int = 3,
+        *,
+        norm_cfg: dict,
+        act_cfg: dict,
+    ) -> None:
+        super().__init__()
+        self.layer = LambdaLayer(channels, **lambda_cfg)
+        self.pool = nn.Identity()
+        if stride > 1:
+            even = dict(ceil_mode=True, count_include_pad=False)
+            self.pool = nn.AvgPool2d(3, stride, 1) if lambda_pool == 3 else nn.AvgPool2d(2, stride, **even)
+        self.norm = build_norm_layer(norm_cfg, channels)[1]
+        self.act = build_activation_layer(act_cfg)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, channels, H, W) -> (B, channels, ceil(H / stride), ceil(W / stride))."""
+        return self.act(self.norm(self.pool(self.layer(x))))
+
+
+def make_stem(in_channels: int, widths: Sequence[int], max_pool: bool, norms: Mapping[str, Any]) -> nn.Sequential:
+    """Convolutions, the first of stride 2, then max pooling or one more convolution of stride 2."""
+    layers: list[nn.Module] = []
+    for index, width in enumerate(widths):
+        kernel = 7 if len(widths) == 1 else 3
+        layers.append(ConvModule(in_channels, width, kernel, 1 if index else 2, kernel // 2, **norms))
+        in_channels = width
+    layers.append(nn.MaxPool2d(3, 2, 1) if max_pool else ConvModule(in_channels, in_channels, 3, 2, 1, **norms))
+    return nn.Sequential(*layers)
+
+
+def make_se(channels: int) -> nn.Sequential:
+    """The factors (B, channels, 1, 1) of squeeze-and-excitation."""
+    reduced = max(1, channels // 4)
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(1),
+        ConvModule(channels, reduced, 1, act_cfg=dict(type='ReLU')),
+        ConvModule(reduced, channels, 1, act_cfg=dict(type='Sigmoid')),
+    )
+
+
+def tie_position_tables(blocks: Sequence[nn.Module]) -> None:
+    """Makes lambda layers with position tables of one shape share a single one."""
+    tables: dict[tuple[int, ...], nn.Parameter] = {}
+    for block in blocks:
+        for layer in block.modules():
+            if isinstance(layer, LambdaLayer):
+                layer.position_table = tables.setdefault(tuple(layer.position_table.shape), layer.position_table)
+
+
+def place_lambdas(
+    depth: int,
+    stage_layers: str | None = None,
+    stage_blocks: Sequence[int] | None = None,
+    lambda_blocks: Sequence[Sequence[int]] | None = None,
+) -> list[list[bool]]:
+    """One list a stage, true where a block has a lambda layer; for the arguments see :class:`LambdaResNet`.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices.
+    """
+    if stage_layers is not None and lambda_blocks is not None:
+        raise ValueError(f'stage_layers excludes lambda_blocks, got {stage_layers!r} and {lambda_blocks!r}')
+    if stage_blocks is None:
+        check_choice('depth', depth, DEPTHS)
+        stage_blocks, c4 = DEPTHS[depth]
+        if stage_layers is None and lambda_blocks is None:
+            lambda_blocks = ((), (), c4, range(1, stage_blocks[-1] + 1))
+    elif stage_layers is None and lambda_blocks is None:
+        raise ValueError(f'stage_blocks needs stage_layers or lambda_blocks, got stage_blocks={stage_blocks!r} alone')
+    stage_blocks = check_stages('stage_blocks', stage_blocks)
+    for blocks in stage_blocks:
+        check_int('stage_blocks', blocks)
+
+    if stage_layers is not None:
+        if not isinstance(stage_layers, str) or len(stage_layers) != len(STAGES) or set(stage_layers) - {'C', 'L'}:
+            raise ValueError(f'stage_layers must be {len(STAGES)} letters C or L, got {stage_layers!r}')
+        return [[letter == 'L'] * blocks for letter, blocks in zip(stage_layers, stage_blocks)]
+    placement = []
+    for name, blocks, indices in zip(STAGES, stage_blocks, check_stages('lambda_blocks', lambda_blocks)):
+        check_numbers(f'lambda_blocks of {name}', indices, blocks)
+        placement.append([number in indices for number in range(1, blocks + 1)])
+    return placement
+
+
+def check_stages(name: str, value: Any) -> Sequence:
+    """``value`` if it is a sequence of one entry a stage, else one TypeError or ValueError."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f'{name} must be a sequence of {len(STAGES)}, one entry a stage, got {value!r}')
+    if len(value) != len(STAGES):
+        raise ValueError(f'{name} must have {len(STAGES)} entries, one a stage, got {value!r}')
+    return value
+
+
+def check_numbers(name: str, value: Any, count: int) -> None:
+    """Raises ValueError unless ``value`` is a sequence of blocks, counted from 1 to ``count``."""
+    numbers = range(1, count + 1)
+    if not isinstance(value, Sequence) or not all(type(i) is int and i in numbers for i in value):
+        raise ValueError(f'{name} must be a sequence of ints in [1, {count}], got {value!r}')
+
+
+def resolve_skeleton(skeleton: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a skeleton, checked.
+
+    Raises:
+        TypeError, ValueError: an unknown name, or a dict of other keys or values.
+    """
+    settings = resolve_arch(skeleton, SKELETONS, 'skeleton')
+    widths = settings['stem_channels']
+    if not isinstance(widths, Sequence) or isinstance(widths, str) or not widths:
+        raise TypeError(f'stem_channels of skeleton must be a sequence of at least one int, got {widths!r}')
+    for width in widths:
+        check_int('stem_channels of skeleton', width)
+    for key in ('max_pool', 'avg_down'):
+        check_choice(f'{key} of skeleton', settings[key], (True, False))
+    check_choice('lambda_pool of skeleton', settings['lambda_pool'], (2, 3))
+    return settings
+
+
+def resolve_lambda_cfg(lambda_cfg: Mapping[str, Any] | None, norm_cfg: dict) -> dict[str, Any]:
+    """The arguments of every lambda layer, normalised as the network by default.
+
+    Raises:
+        TypeError, ValueError: no dict, or a key that the layer has not or the network decides itself.
+    """
+    if lambda_cfg is not None and not isinstance(lambda_cfg, Mapping):
+        raise TypeError(f'lambda_cfg must be a dict or None, got {lambda_cfg!r}')
+    lambda_cfg = dict(lambda_cfg or {})
+    if set(lambda_cfg) - set(LAYER_ARGUMENTS):
+        raise ValueError(f'lambda_cfg must have keys of {LAYER_ARGUMENTS}, got {tuple(lambda_cfg)}')
+    return dict(dict(norm_cfg=norm_cfg), **lambda_cfg)
+
+
+def resolve_size(img_size: int | Sequence[int] | None) -> tuple[int, int]:
+    """(H, W) of ``img_size``.
+
+    Raises:
+        TypeError, ValueError: neither a side nor two, or one below 1.
+    """
+    if img_size is None:
+        raise ValueError('img_size must be a side or (H, W) where lambda_cfg has scope=None (global), got None')
+    sides = img_size if isinstance(img_size, Sequence) and not isinstance(img_size, str) else (img_size, img_size)
+    if len(sides) != 2:
+        raise ValueError(f'img_size must be a side or (H, W), got {img_size!r}')
+    for side in sides:
+        check_int('img_size', side)
+    return tuple(sides)

@@ -1,0 +1,267 @@
+"""Content and position lambdas, applied to the queries.
+
+Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602), section 3.
+
+A lambda is a k x v matrix that a context makes and that queries multiply. The content lambda is one for the whole map,
+``softmax(K)^T V``; the position lambda of query n is ``E_n^T V``, with embeddings that depend on offsets alone. Three
+formulations of the latter agree to rounding, and :func:`position_lambda` takes the one that is the fastest:
+
+====== ======================================================= ================= ==============================
+form   how                                                     multiply-adds     where
+====== ======================================================= ================= ==============================
+conv   a convolution of the values makes all lambdas           H W r^2 k v       small scopes; exported graphs
+dense  coefficients of all pairs by a gathered table           (H W)^2 h (k + v) maps of up to 8 x 8
+tiled  the same for a tile of queries at a time, recomputed    H W r^2 h (k + v) elsewhere
+====== ======================================================= ================= ==============================
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmkron.ops.checks import check_choice, check_int
+from mmkron.ops.lambda_tiles import PositionLambdaTiles
+
+FORMS = ('conv', 'dense', 'tiled')
+
+# What decides between the forms, and the tile of queries, (height, width): benchmarks/lambdas.md.
+DENSE_MAX_POSITIONS = 64
+CONV_MAX_SCOPE = 25
+TILE = (4, 8)
+
+
+def content_lambda(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """The content lambda, applied to every query: ``y = softmax(K) V^T`` summed over u, times q.
+
+    Args:
+        query: (B, h, k, H, W); a lattice of one dimension, (B, h, k, L), in all arguments alike.
+        key: (B, u, k, H', W'), normalised here by softmax over its positions.
+        value: (B, u, v, H', W').
+        key_mask: bool (B, H', W'), true where a position takes part, as those that are no padding of a batch; all of
+            them by default.
+
+    Returns:
+        (B, h, v, H, W).
+
+    Raises:
+        TypeError: inputs of other dtypes, or a mask that is not bool.
+        ValueError: shapes that do not fit, or a mask that leaves a sample without a position.
+    """
+    _check_operand('query', query, dims=(4, 5))
+    _check_operand('key', key, dims=(query.dim(),), like=query)
+    _check_fits('key', key, query, {2: 2})
+    content = content_matrix(key, value, key_mask)
+    out = torch.matmul(content.transpose(1, 2)[:, None].to(query.dtype), query.flatten(3))
+    return out.reshape(*out.shape[:3], *query.shape[3:])
+
+
+def content_matrix(key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """The content lambda itself, (B, k, v). Arguments and errors are those of :func:`content_lambda`."""
+    _check_operand('key', key, dims=(4, 5))
+    _check_operand('value', value, dims=(key.dim(),), like=key)
+    _check_fits('value', value, key, {1: 1, **{axis: axis for axis in range(3, key.dim())}})
+    dtype = compute_dtype(key)
+    with torch.autocast(key.device.type, enabled=False):
+        keys, values = key.flatten(3).to(dtype), value.flatten(3).to(dtype)
+        if key_mask is not None:
+            _check_mask(key_mask, key)
+            keys = keys.masked_fill(~key_mask.flatten(1)[:, None, None], torch.finfo(dtype).min)
+        return torch.matmul(torch.softmax(keys, 3), values.transpose(2, 3)).sum(1)
+
+
+def position_lambda(
+    query: Tensor,
+    value: Tensor,
+    table: Tensor,
+    content: Tensor | None = None,
+    stride: int = 1,
+    dilation: int = 1,
+    form: str | None = None,
+) -> Tensor:
+    """The position lambda of every query, applied to it: ``y_n = sum_m (q_n . E[m - n]) V_m``, summed over u.
+
+    Positions outside the map count as zero. A table of (2H - 1, 2W - 1) is a global scope; beyond it a table has no
+    effect, and on a larger map a global table is a local one. Gradients of first order only, except for the forms
+    ``conv`` and ``dense``. Half precision (float16) is computed in float32: with the paper's embeddings, N(0, 1), the
+    sums leave little of its range.
+
+    Args:
+        query: (B, h, k, H, W); a lattice of one dimension, (B, h, k, L), in all arguments alike.
+        value: (B, u, v, H', W') where H is ``ceil(H' / stride)``.
+        table: embeddings (u, k, r, r') with odd r and r'; entry ``[.., i, j]`` is for the context at the offset
+            ``(i - r // 2, j - r' // 2)`` from the query. (u, k, r) on a lattice of one dimension.
+        content: a lambda (B, k, v) that all queries of a sample share and that is added to their own.
+        stride: step between queries, in positions of the value.
+        dilation: step between the positions that an offset of one stands for.
+        form: one of the formulations of the table above; the fastest by default.
+
+    Returns:
+        (B, h, v, H, W).
+
+    Raises:
+        TypeError: inputs of other dtypes.
+        ValueError: shapes that do not fit, an even scope, or an unknown form.
+    """
+    check_int('stride', stride)
+    check_int('dilation', dilation)
+    if form is not None:
+        check_choice('form', form, FORMS)
+    _check_operand('query', query, dims=(4, 5))
+    _check_operand('value', value, dims=(query.dim(),), like=query)
+    _check_table(query, value, table, stride)
+    if query.dim() == 4:
+        out = position_lambda(
+            query[..., None, :], value[..., None, :], table[..., None, :], content, stride, dilation, form
+        )
+        return out[..., 0, :]
+
+    form = choose_form(value, table, stride, dilation) if form is None else form
+    dtype = compute_dtype(query)
+    with torch.autocast(query.device.type, enabled=False):
+        operands = [x if x is None else x.to(dtype) for x in (query, value, table, content)]
+        return _FUNCTIONS[form](*operands, stride, dilation).to(query.dtype)
+
+
+def choose_form(value: Tensor, table: Tensor, stride: int, dilation: int) -> str:
+    """The formulation that is the fastest, of those that can be used."""
+    # Exported graphs keep their sizes free, and compilers know a convolution.
+    if torch.jit.is_tracing() or torch.compiler.is_compiling() or (stride > 1 and dilation > 1):
+        return 'conv'
+    if value.shape[3] * value.shape[4] <= DENSE_MAX_POSITIONS * dilation**2:
+        return 'dense'
+    return 'conv' if table.shape[2] * table.shape[3] <= CONV_MAX_SCOPE else 'tiled'
+
+
+def position_lambda_conv(
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None = None, stride: int = 1, dilation: int = 1
+) -> Tensor:
+    """The definition of :func:`position_lambda`: a convolution of the values makes the lambdas, with u input and k
+    output channels, the same for each of the v channels."""
+    batch, intra, width, *size = value.shape
+    maps = value.transpose(1, 2).reshape(batch * width, intra, *size)
+    padding = [dilation * (side // 2) for side in table.shape[2:]]
+    lambdas = F.conv2d(maps, table.transpose(0, 1), stride=stride, padding=padding, dilation=dilation)
+    lambdas = lambdas.reshape(batch, width, *lambdas.shape[1:])
+    if content is not None:
+        lambdas = lambdas + content.transpose(1, 2)[..., None, None]
+    return torch.stack([(lambdas * head[:, None]).sum(2) for head in query.unbind(1)], 1)
+
+
+def position_lambda_dense(
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None = None, stride: int = 1, dilation: int = 1
+) -> Tensor:
+    """:func:`position_lambda` with the embeddings of all pairs, (n, k, u m), in memory."""
+    if dilation > 1:
+        return _by_phase(position_lambda_dense, query, value, table, content, stride, dilation)
+    batch, heads, depth, *size = query.shape
+    # Both tables and values reversed: the embeddings of all pairs are then windows that move with the query.
+    pad = []
+    for axis in (4, 3):
+        length, radius = value.shape[axis], table.shape[axis - 1] // 2
+        pad += [length - 1 - radius, stride * (query.shape[axis] - 1) - radius]
+    table = F.pad(table.flip(2, 3), pad).unfold(2, value.shape[3], stride).unfold(3, value.shape[4], stride)
+    pairs = table.permute(2, 3, 1, 0, 4, 5).reshape(size[0] * size[1], depth, -1)
+    coefficients = torch.bmm(query.permute(3, 4, 0, 1, 2).reshape(len(pairs), batch * heads, depth), pairs)
+    coefficients = coefficients.view(-1, batch, heads, pairs.shape[2]).transpose(0, 1).flatten(1, 2)
+    values = value.flip(3, 4).transpose(1, 2).flatten(2)
+    out = torch.bmm(values, coefficients.transpose(1, 2))
+    out = out.view(batch, -1, *size, heads).permute(0, 4, 1, 2, 3)
+    if content is not None:
+        out = out + torch.matmul(content.transpose(1, 2)[:, None], query.flatten(3)).view(out.shape)
+    return out.contiguous()
+
+
+def position_lambda_tiled(
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None = None, stride: int = 1, dilation: int = 1
+) -> Tensor:
+    """:func:`position_lambda` by :class:`mmkron.ops.lambda_tiles.PositionLambdaTiles`."""
+    if dilation > 1:
+        return _by_phase(position_lambda_tiled, query, value, table, content, stride, dilation)
+    # Offsets that no pair of positions has only cost time.
+    pad = [min(0, size - 1 - side // 2) for side, size in zip(table.shape[2:], value.shape[3:])]
+    if any(pad):
+        table = F.pad(table, (pad[1], pad[1], pad[0], pad[0]))
+    return PositionLambdaTiles.apply(query, value, table, content, stride, TILE)
+
+
+_FUNCTIONS = {'conv': position_lambda_conv, 'dense': position_lambda_dense, 'tiled': position_lambda_tiled}
+
+
+def _by_phase(function, query, value, table, content, stride: int, dilation: int) -> Tensor:
+    """A dilated scope sees positions of one phase only, so the phases are samples of a problem without dilation."""
+    if stride > 1:
+        raise ValueError(f"form must be 'conv' where stride and dilation are above 1, got {stride} and {dilation}")
+    height, width = value.shape[3:]
+    pad = (0, -width % dilation, 0, -height % dilation)
+
+    def split(x: Tensor) -> Tensor:
+        x = F.pad(x, pad).unflatten(4, (-1, dilation)).unflatten(3, (-1, dilation))
+        return x.permute(4, 6, 0, 1, 2, 3, 5).flatten(0, 2)
+
+    if content is not None:
+        content = content.repeat(dilation**2, 1, 1)
+    out = function(split(query), split(value), table, content)
+    out = out.unflatten(0, (dilation, dilation, -1)).permute(2, 3, 4, 5, 0, 6, 1)
+    return out.flatten(5, 6).flatten(3, 4)[..., :height, :width]
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What lambdas of ``x`` are computed in: float32 for float16, which their sums may overflow."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if x.dtype == torch.float64:
+        return x.dtype
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def _check_operand(name: str, x: Tensor, dims: tuple[int, ...], like: Tensor | None = None) -> None:
+    if torch.jit.is_tracing():
+        return
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
+    if x.dim() not in dims or 0 in x.shape:
+        allowed = ' or '.join(str(n) for n in dims)
+        raise ValueError(f'{name} must have {allowed} dimensions, none of them empty, got shape {tuple(x.shape)}')
+    if like is not None and x.dtype != like.dtype:
+        raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
+    if like is not None and x.shape[0] != like.shape[0]:
+        raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
+
+
+def _check_fits(name: str, x: Tensor, other: Tensor, axes: dict[int, int]) -> None:
+    if not torch.jit.is_tracing() and any(x.shape[a] != other.shape[b] for a, b in axes.items()):
+        raise ValueError(f'{name} does not fit: shapes {tuple(x.shape)} and {tuple(other.shape)}')
+
+
+def _check_table(query: Tensor, value: Tensor, table: Tensor, stride: int) -> None:
+    if torch.jit.is_tracing():
+        return
+    _check_operand('table', table, dims=(query.dim() - 1,))
+    if table.shape[:2] != (value.shape[1], query.shape[2]):
+        raise ValueError(
+            f'table must be for u = {value.shape[1]} (of value) and k = {query.shape[2]} (of query), '
+            f'got shape {tuple(table.shape)}'
+        )
+    if any(side % 2 == 0 for side in table.shape[2:]):
+        raise ValueError(f'the scope of table must be odd, got shape {tuple(table.shape)}')
+    size = tuple(-(-side // stride) for side in value.shape[3:])
+    if tuple(query.shape[3:]) != size:
+        raise ValueError(
+            f'query must have the positions {size} (value {tuple(value.shape[3:])} at stride {stride}), '
+            f'got {tuple(query.shape[3:])}'
+        )
+
+
+def _check_mask(key_mask: Tensor, key: Tensor) -> None:
+    if torch.jit.is_tracing():
+        return
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        raise TypeError(f'key_mask must be a bool tensor, got {getattr(key_mask, "dtype", type(key_mask).__name__)}')
+    shape = (key.shape[0], *key.shape[3:])
+    if tuple(key_mask.shape) != shape:
+        raise ValueError(f'key_mask must have shape {shape}, got {tuple(key_mask.shape)}')
+    if not bool(key_mask.flatten(1).any(1).all()):
+        raise ValueError('key_mask must leave each sample at least one position')
