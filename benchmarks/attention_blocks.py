@@ -4,19 +4,14 @@ Writes attention_blocks.md and attention_blocks.png beside this script. Ratios w
 not. "forward" is inference, without a graph and with batch norm in evaluation; "both" is a training step of the block,
 with the gradients of the input and of all weights, from a given gradient of the output.
 
-Peak memory is what Linux reports as the growth of the resident set at its highest (VmHWM) over that before the call, in
-a process of its own for each figure. It holds the output, what backward needs, the gradients, and what libraries take
-for themselves, and not the input, the weights or the given gradient. The running sum of torch.profiler's memory events
-agrees with it but for the part of the libraries (README.md).
+Peak memory (memory.py) holds the output, what backward needs, the gradients, and what libraries take for themselves,
+and not the input, the weights or the given gradient.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import multiprocessing
-import os
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,6 +23,7 @@ from mmcv.ops import CrissCrossAttention
 from mmseg.models.decode_heads import ISAHead
 from torch import Tensor, nn
 
+from memory import check_memory, in_own_processes, memory_of
 from mmkron.layers import KroneckerAttention2d
 from timing import machine, medians, table
 
@@ -130,26 +126,10 @@ def check_peers() -> None:
     torch.testing.assert_close(head.cls_seg(block(head.in_conv(x))), head([x]))
 
 
-def memory_of(form: Callable[[], object]) -> int:
-    """Bytes by which the resident set at its highest during the call exceeds that before it. Linux only."""
-    status, reset = Path('/proc/self/status'), Path('/proc/self/clear_refs')
-
-    def read(field: str) -> int:
-        return 1024 * int(re.search(rf'{field}:\s+(\d+) kB', status.read_text())[1])
-
-    reset.write_text('5')  # sets the highest value to the present one
-    before = read('VmRSS')
-    form()
-    return read('VmHWM') - before
-
-
 def peak(case: tuple[str, int, str], threads: int) -> int:
     """Peak memory of one step of one block; in a process of its own."""
     torch.set_num_threads(threads)
-    size = 4 * 10**8
-    measured = memory_of(lambda: torch.ones(size // 4))
-    if abs(measured - size) > 0.01 * size:
-        raise RuntimeError(f'{size} bytes were measured as {measured}')
+    check_memory()
     name, size, step = case
     block = build(name)
     STEPS[step](block, *inputs(8))
@@ -158,14 +138,11 @@ def peak(case: tuple[str, int, str], threads: int) -> int:
 
 
 def measure_memory() -> Figures:
-    # A block of memory that is freed goes back to the system at once, so that the resident set is what is in use.
-    os.environ['MALLOC_MMAP_THRESHOLD_'] = '65536'
     cases = [(name, size, step) for size in SIZES for step in STEPS for name in BLOCKS]
-    with multiprocessing.get_context('spawn').Pool(1, maxtasksperchild=1) as pool:
-        figures = {}
-        for case, value in zip(cases, pool.imap(partial(peak, threads=torch.get_num_threads()), cases, chunksize=1)):
-            figures[case] = value
-            print(*case, f'{1e-6 * value:.1f} MB', flush=True)
+    figures = {}
+    for case, value in in_own_processes(partial(peak, threads=torch.get_num_threads()), cases):
+        figures[case] = value
+        print(*case, f'{1e-6 * value:.1f} MB', flush=True)
     return figures
 
 

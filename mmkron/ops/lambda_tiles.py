@@ -11,7 +11,6 @@ a border cuts off is a slice of its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -170,17 +169,9 @@ class PositionLambdaTiles(torch.autograd.Function):
         out = query.new_empty(batch, heads, width, *size)
         samples, buffer = _chunks(query, geometry)
         for depth in range(table.shape[0]):
-            for band in _bands(value[:, depth], table[depth], geometry):
-                for rows in geometry.spans(0):
-                    for chunk in samples:
-                        part = Part(query, band, rows, chunk)
-                        result = torch.bmm(part.coefficients(buffer), part.values.transpose(1, 2))
-                        if content is not None and depth == 0:
-                            queries = query[part.index].flatten(1, 3)
-                            result.baddbmm_(queries, content[chunk])
-                        target = out[chunk, :, :, part.index[1], part.index[2]]
-                        result = result.view(-1, part.height, part.width, heads, width).permute(0, 3, 4, 1, 2)
-                        target.copy_(result) if depth == 0 else target.add_(result)
+            for columns in geometry.spans(1):
+                band = (columns, value[:, depth], table[depth], geometry)
+                _add_band(Band(*band), query, out, samples, buffer, content if depth == 0 else None, depth > 0)
         return out
 
     @staticmethod
@@ -198,41 +189,64 @@ class PositionLambdaTiles(torch.autograd.Function):
             grad_query.copy_(torch.bmm(rows, content.transpose(1, 2)).view(query.shape))
         samples, buffer = _chunks(query, geometry)
         for depth in range(table.shape[0]):
-            for band in _bands(value[:, depth], table[depth], geometry):
-                columns = band.columns
-                table_sum, value_sum = torch.zeros_like(band.table), torch.zeros_like(band.values)
-                for rows in geometry.spans(0):
-                    for chunk in samples:
-                        part = Part(query, band, rows, chunk)
-                        _part_backward(part, grad, buffer, grad_query, table_sum, value_sum)
-                grad_value[:, depth, :, :, columns.low : columns.high] += value_sum.flip(2, 3)
-                grad_table[depth] += band.fold(table_sum)
+            for columns in geometry.spans(1):
+                band = (columns, value[:, depth], table[depth], geometry)
+                grads = _differentiate_band(Band(*band), query, grad, grad_query, samples, buffer)
+                grad_value[:, depth, :, :, columns.low : columns.high] += grads[0]
+                grad_table[depth] += grads[1]
         return grad_query.permute(0, 3, 4, 1, 2).reshape(shape), grad_value, grad_table, grad_content, None, None
 
 
-def _part_backward(
-    part: Part, grad: Tensor, buffer: Tensor, grad_query: Tensor, table_sum: Tensor, value_sum: Tensor
+def _add_band(
+    band: Band,
+    query: Tensor,
+    out: Tensor,
+    samples: list[slice],
+    buffer: Tensor,
+    content: Tensor | None,
+    accumulate: bool,
 ) -> None:
-    """Adds what one part contributes to the gradients of queries, table and values."""
-    heads, samples, count = part.heads, part.samples, len(part.queries)
-    tile = grad[part.index[0], :, :, part.index[1], part.index[2]]
-    tile = tile.transpose(1, 2).flatten(3)  # (b, v, h, T)
+    """Writes or adds the outputs of a band."""
+    heads, width = out.shape[1:3]
+    for rows in band.geometry.spans(0):
+        for chunk in samples:
+            part = Part(query, band, rows, chunk)
+            result = torch.bmm(part.coefficients(buffer), part.values.transpose(1, 2))
+            if content is not None:
+                result.baddbmm_(query[part.index].flatten(1, 3), content[chunk])
+            target = out[chunk, :, :, part.index[1], part.index[2]]
+            result = result.view(-1, part.height, part.width, heads, width).permute(0, 3, 4, 1, 2)
+            target.add_(result) if accumulate else target.copy_(result)
 
-    # The values' gradient sums over the tile's queries and heads.
-    step = torch.bmm(tile.transpose(2, 3).flatten(2), part.coefficients(buffer))
-    target = value_sum[part.value_index]
-    target.add_(step.view(target.shape))
 
-    # That of the coefficients, rows (h, T) of each sample, so that (b, h) come at one stride in the next products.
-    step = torch.bmm(tile.flatten(2).transpose(1, 2), part.values)
-    step = step.view(samples * heads, count, -1).transpose(0, 1)
-    queries = torch.bmm(step, part.table.transpose(1, 2))
-    queries = queries.view(part.height, part.width, samples, heads, -1)
-    grad_query[part.index] += queries.permute(2, 0, 1, 3, 4)
-    by_sample = part.queries.view(count, heads, samples, -1).transpose(1, 2).flatten(1, 2)
-    step = torch.bmm(by_sample.transpose(1, 2), step)
-    target = table_sum[part.table_index]
-    target.add_(step.view(target.shape))
+def _differentiate_band(
+    band: Band, query: Tensor, grad: Tensor, grad_query: Tensor, samples: list[slice], buffer: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Adds what a band contributes to the queries' gradient; returns those of its values and of the embeddings."""
+    table_sum, value_sum = torch.zeros_like(band.table), torch.zeros_like(band.values)
+    for rows in band.geometry.spans(0):
+        for chunk in samples:
+            part = Part(query, band, rows, chunk)
+            heads, count, queries = part.heads, part.samples, len(part.queries)
+            tile = grad[chunk, :, :, part.index[1], part.index[2]]
+            tile = tile.transpose(1, 2).flatten(3)  # (b, v, h, T)
+
+            # The values' gradient sums over the tile's queries and heads.
+            product = torch.bmm(tile.transpose(2, 3).flatten(2), part.coefficients(buffer))
+            target = value_sum[part.value_index]
+            target.add_(product.view(target.shape))
+
+            # That of the coefficients, rows (h, T) of each sample, so that (b, h) come at one stride for the products
+            # that give those of the queries and of the table.
+            product = torch.bmm(tile.flatten(2).transpose(1, 2), part.values)
+            coefficients = product.view(count * heads, queries, -1).transpose(0, 1)
+            product = torch.bmm(coefficients, part.table.transpose(1, 2))
+            product = product.view(part.height, part.width, count, heads, -1)
+            grad_query[part.index] += product.permute(2, 0, 1, 3, 4)
+            by_sample = part.queries.view(queries, heads, count, -1).transpose(1, 2).flatten(1, 2)
+            target = table_sum[part.table_index]
+            target.add_(torch.bmm(by_sample.transpose(1, 2), coefficients).view(target.shape))
+    return value_sum.flip(2, 3), band.fold(table_sum)
 
 
 def positions_first(query: Tensor) -> Tensor:
@@ -243,11 +257,6 @@ def positions_first(query: Tensor) -> Tensor:
     for target, source in zip(out.flatten(3).flatten(1, 2), query.flatten(3).flatten(1, 2)):
         target.copy_(source.t())
     return out
-
-
-def _bands(value: Tensor, table: Tensor, geometry: Geometry) -> Iterator[Band]:
-    for columns in geometry.spans(1):
-        yield Band(columns, value, table, geometry)
 
 
 def _chunks(query: Tensor, geometry: Geometry) -> tuple[list[slice], Tensor]:

@@ -6,13 +6,13 @@ A lambda is a k x v matrix that a context makes and that queries multiply. The c
 ``softmax(K)^T V``; the position lambda of query n is ``E_n^T V``, with embeddings that depend on offsets alone. Three
 formulations of the latter agree to rounding, and :func:`position_lambda` takes the one that is the fastest:
 
-====== ======================================================= ================= ==============================
-form   how                                                     multiply-adds     where
-====== ======================================================= ================= ==============================
-conv   a convolution of the values makes all lambdas           H W r^2 k v       small scopes; exported graphs
-dense  coefficients of all pairs by a gathered table           (H W)^2 h (k + v) maps of up to 8 x 8
-tiled  the same for a tile of queries at a time, recomputed    H W r^2 h (k + v) elsewhere
-====== ======================================================= ================= ==============================
+====== ===================================================== ================= =====================================
+form   how                                                   multiply-adds     where
+====== ===================================================== ================= =====================================
+conv   a convolution of the values makes all lambdas         H W r^2 k v       small scopes without gradient; exports
+dense  coefficients of all pairs by a gathered table         (H W)^2 h (k + v) maps of up to 100 positions
+tiled  the same, of a tile of queries at a time, recomputed  H W r^2 h (k + v) elsewhere
+====== ===================================================== ================= =====================================
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ FORMS = ('conv', 'dense', 'tiled')
 
 # What decides between the forms, and the tile of queries, (height, width): benchmarks/lambdas.md.
 DENSE_MAX_POSITIONS = 64
-CONV_MAX_SCOPE = 25
+CONV_MAX_SCOPE = 81
+CONV_MAX_LAMBDAS = 2**21
 TILE = (4, 8)
 
 
@@ -117,21 +118,24 @@ def position_lambda(
         )
         return out[..., 0, :]
 
-    form = choose_form(value, table, stride, dilation) if form is None else form
+    form = choose_form(query, value, table, stride, dilation) if form is None else form
     dtype = compute_dtype(query)
     with torch.autocast(query.device.type, enabled=False):
         operands = [x if x is None else x.to(dtype) for x in (query, value, table, content)]
         return _FUNCTIONS[form](*operands, stride, dilation).to(query.dtype)
 
 
-def choose_form(value: Tensor, table: Tensor, stride: int, dilation: int) -> str:
+def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, dilation: int = 1) -> str:
     """The formulation that is the fastest, of those that can be used."""
     # Exported graphs keep their sizes free, and compilers know a convolution.
     if torch.jit.is_tracing() or torch.compiler.is_compiling() or (stride > 1 and dilation > 1):
         return 'conv'
-    if value.shape[3] * value.shape[4] <= DENSE_MAX_POSITIONS * dilation**2:
+    if value.shape[3] * value.shape[4] <= DENSE_MAX_POSITIONS:
         return 'dense'
-    return 'conv' if table.shape[2] * table.shape[3] <= CONV_MAX_SCOPE else 'tiled'
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
+    lambdas = query[:, 0].numel() * value.shape[2]
+    small = table.shape[2] * table.shape[3] <= CONV_MAX_SCOPE and lambdas <= CONV_MAX_LAMBDAS
+    return 'conv' if small and not needs_grad else 'tiled'
 
 
 def position_lambda_conv(
@@ -163,8 +167,8 @@ def position_lambda_dense(
         pad += [length - 1 - radius, stride * (query.shape[axis] - 1) - radius]
     table = F.pad(table.flip(2, 3), pad).unfold(2, value.shape[3], stride).unfold(3, value.shape[4], stride)
     pairs = table.permute(2, 3, 1, 0, 4, 5).reshape(size[0] * size[1], depth, -1)
-    coefficients = torch.bmm(query.permute(3, 4, 0, 1, 2).reshape(len(pairs), batch * heads, depth), pairs)
-    coefficients = coefficients.view(-1, batch, heads, pairs.shape[2]).transpose(0, 1).flatten(1, 2)
+    coefficients = torch.bmm(query.permute(3, 4, 1, 0, 2).reshape(len(pairs), heads * batch, depth), pairs)
+    coefficients = coefficients.view(-1, batch, pairs.shape[2]).transpose(0, 1)  # (B, n h, u m)
     values = value.flip(3, 4).transpose(1, 2).flatten(2)
     out = torch.bmm(values, coefficients.transpose(1, 2))
     out = out.view(batch, -1, *size, heads).permute(0, 4, 1, 2, 3)
