@@ -92,6 +92,8 @@ class LambdaLayer(BaseModule):
         self.qkv_map = nn.Conv2d(dim, sum(self.widths), 1, bias=False)
         self.query_norm = build_norm(norm_cfg, self.widths[0])
         self.value_norm = build_norm(norm_cfg, self.widths[2])
+        if residual and getattr(self.value_norm, 'weight', None) is None:
+            raise ValueError(f'residual needs a normalisation with a weight, got norm_cfg={norm_cfg!r}')
         self.position_table = nn.Parameter(torch.empty(intra_depth, dim_key, *sides))
         self.position_bias = nn.Parameter(torch.zeros(dim_key)) if position_bias else None
         self.reset_parameters()

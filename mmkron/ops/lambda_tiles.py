@@ -177,24 +177,31 @@ class PositionLambdaTiles(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, value, table, content = ctx.saved_tensors
-        geometry = ctx.geometry
-        shape = query.shape
-        query = positions_first(query)
-        grad_query, grad_value, grad_table = torch.zeros_like(query), torch.zeros_like(value), torch.zeros_like(table)
-        grad_content = None
-        if content is not None:
-            rows = grad.permute(0, 3, 4, 1, 2).flatten(1, 3)  # (B, H W h, v)
-            grad_content = torch.bmm(query.flatten(1, 3).transpose(1, 2), rows)
-            grad_query.copy_(torch.bmm(rows, content.transpose(1, 2)).view(query.shape))
-        samples, buffer = _chunks(query, geometry)
-        for depth in range(table.shape[0]):
-            for columns in geometry.spans(1):
-                band = (columns, value[:, depth], table[depth], geometry)
-                grads = _differentiate_band(Band(*band), query, grad, grad_query, samples, buffer)
-                grad_value[:, depth, :, :, columns.low : columns.high] += grads[0]
-                grad_table[depth] += grads[1]
-        return grad_query.permute(0, 3, 4, 1, 2).reshape(shape), grad_value, grad_table, grad_content, None, None
+        # Half precision is cast outside; within autocast a backward pass would do so again.
+        with torch.autocast(grad.device.type, enabled=False):
+            return *_differentiate(*ctx.saved_tensors, ctx.geometry, grad), None, None
+
+
+def _differentiate(
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, geometry: Geometry, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of query, value, table and content."""
+    shape = query.shape
+    query = positions_first(query)
+    grad_query, grad_value, grad_table = torch.zeros_like(query), torch.zeros_like(value), torch.zeros_like(table)
+    grad_content = None
+    if content is not None:
+        rows = grad.permute(0, 3, 4, 1, 2).flatten(1, 3)  # (B, H W h, v)
+        grad_content = torch.bmm(query.flatten(1, 3).transpose(1, 2), rows)
+        grad_query.copy_(torch.bmm(rows, content.transpose(1, 2)).view(query.shape))
+    samples, buffer = _chunks(query, geometry)
+    for depth in range(table.shape[0]):
+        for columns in geometry.spans(1):
+            band = (columns, value[:, depth], table[depth], geometry)
+            grads = _differentiate_band(Band(*band), query, grad, grad_query, samples, buffer)
+            grad_value[:, depth, :, :, columns.low : columns.high] += grads[0]
+            grad_table[depth] += grads[1]
+    return grad_query.permute(0, 3, 4, 1, 2).reshape(shape), grad_value, grad_table, grad_content
 
 
 def _add_band(

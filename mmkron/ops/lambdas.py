@@ -54,8 +54,9 @@ def content_lambda(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor |
     _check_operand('key', key, dims=(query.dim(),), like=query)
     _check_fits('key', key, query, {2: 2})
     content = content_matrix(key, value, key_mask)
-    out = torch.matmul(content.transpose(1, 2)[:, None].to(query.dtype), query.flatten(3))
-    return out.reshape(*out.shape[:3], *query.shape[3:])
+    with torch.autocast(query.device.type, enabled=False):
+        out = torch.matmul(content.transpose(1, 2)[:, None], query.flatten(3).to(content.dtype))
+    return out.reshape(*out.shape[:3], *query.shape[3:]).to(query.dtype)
 
 
 def content_matrix(key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -112,6 +113,11 @@ def position_lambda(
     _check_operand('query', query, dims=(4, 5))
     _check_operand('value', value, dims=(query.dim(),), like=query)
     _check_table(query, value, table, stride)
+    if content is not None:
+        _check_operand('content', content, dims=(3,))
+        shape = (query.shape[0], query.shape[2], value.shape[2])
+        if not torch.jit.is_tracing() and tuple(content.shape) != shape:
+            raise ValueError(f'content must have shape (B, k, v) = {shape}, got {tuple(content.shape)}')
     if query.dim() == 4:
         out = position_lambda(
             query[..., None, :], value[..., None, :], table[..., None, :], content, stride, dilation, form

@@ -1,0 +1,500 @@
+"""LambdaLayer: the layer against its definition and public layers, map sizes, weights, precision, misuse."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from lambda_networks import LambdaLayer as LucidrainsLayer
+from mmcv.cnn import build_plugin_layer
+from timm.layers.lambda_layer import LambdaLayer as TimmLayer
+
+from mmkron.layers import LambdaLayer
+
+
+def maps(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def randomise(layer, seed=0):
+    """Weights and statistics of which each one shows in the output; float64, evaluation."""
+    generator = torch.Generator().manual_seed(seed)
+    layer.double().eval()
+    for name, tensor in layer.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.normal_(generator=generator)
+            if name.endswith('running_var'):
+                tensor.abs_().add_(0.5)
+    return layer
+
+
+def numpy_layer(layer, x, mask=None):
+    """The layer in evaluation, one query at a time: projections, batch norm, and the sum of both lambdas."""
+    state = {name: value.numpy() for name, value in layer.state_dict().items()}
+    x = x.numpy()
+    batch, _, height, width = x.shape
+    positions = [(i, j) for i in range(height) for j in range(width)]
+    heads, intra, depth = layer.heads, layer.intra_depth, layer.dim_key
+    value_depth = layer.dim_out // heads
+    table = state['position_table']
+    radius = np.array(table.shape[2:]) // 2
+
+    def normalise(y, name):
+        mean, var, weight, bias = (state[f'{name}.{s}'] for s in ('running_mean', 'running_var', 'weight', 'bias'))
+        return (y - mean) / np.sqrt(var + 1e-5) * weight + bias
+
+    columns = np.stack([x[:, :, i, j] for i, j in positions], 1)  # (B, n, d)
+    maps = columns @ state['qkv_map.weight'][:, :, 0, 0].T
+    queries, keys, values = np.split(maps, [heads * depth, (heads + intra) * depth], 2)
+    queries = normalise(queries, 'query_norm').reshape(batch, -1, heads, depth)
+    values = normalise(values, 'value_norm').reshape(batch, -1, intra, value_depth)
+    weights = np.exp(keys.reshape(batch, -1, intra, depth))
+    if mask is not None:
+        weights = weights * mask.numpy().reshape(batch, -1, 1, 1)
+    weights /= weights.sum(1, keepdims=True)
+    content = np.einsum('bmuk,bmuv->bkv', weights, values)
+    out = np.empty((batch, heads, value_depth, height, width))
+    for n, (i, j) in enumerate(positions):
+        embeddings = np.zeros((len(positions), intra, depth))
+        for m, position in enumerate(positions):
+            offset = np.array(position) - (i, j)
+            entry = offset // layer.dilation + radius
+            if not (offset % layer.dilation).any() and (entry >= 0).all() and (entry < table.shape[2:]).all():
+                embeddings[m] = table[:, :, entry[0], entry[1]]
+        matrix = content + np.einsum('muk,bmuv->bkv', embeddings, values)
+        if layer.position_bias is not None:
+            matrix = matrix + state['position_bias'][:, None]
+        out[:, :, :, i, j] = np.einsum('bhk,bkv->bhv', queries[:, n], matrix)
+    out = torch.from_numpy(out.reshape(batch, layer.dim_out, height, width))
+    return out + torch.from_numpy(x) if layer.residual else out
+
+
+def close(out, expected, tolerance=1e-10):
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+class TestValues:
+    @pytest.mark.parametrize('intra_depth', [1, 4])
+    @pytest.mark.parametrize('heads', [1, 4, 8])
+    @pytest.mark.parametrize('scope', [5, None], ids=['local', 'global'])
+    def test_feature(self, intra_depth, heads, scope):
+        sizes = dict(scope=scope, feat_size=None if scope else (5, 7))
+        layer = randomise(LambdaLayer(8, dim_key=3, heads=heads, intra_depth=intra_depth, **sizes))
+        x = maps(2, 8, 5, 7)
+        close(layer(x), numpy_layer(layer, x))
+
+    @pytest.mark.parametrize(
+        'kwargs',
+        [
+            dict(dim_out=12),
+            dict(dim_out=4, heads=1, intra_depth=4),
+            dict(dilation=2),
+            dict(dilation=3, intra_depth=2),
+            dict(position_bias=True),
+            dict(residual=True),
+            dict(residual=True, position_bias=True, dilation=2, intra_depth=2),
+        ],
+        ids=str,
+    )
+    def test_options(self, kwargs):
+        layer = randomise(LambdaLayer(**{**dict(dim=8, dim_key=3, scope=5), **kwargs}))
+        x = maps(2, 8, 6, 7)
+        close(layer(x), numpy_layer(layer, x))
+
+    @pytest.mark.parametrize('kwargs', [dict(scope=5), dict(scope=5, dilation=2), dict(scope=None, feat_size=6)])
+    @pytest.mark.parametrize('size', [(1, 1), (1, 9), (3, 2), (7, 6), (11, 13)])
+    def test_map_sizes(self, kwargs, size):
+        layer = randomise(LambdaLayer(4, dim_key=3, heads=2, **kwargs))
+        x = maps(1, 4, *size)
+        expected = numpy_layer(layer, x)
+        close(layer(x), expected)
+        with torch.no_grad():
+            close(layer(x), expected)
+
+    @pytest.mark.parametrize('kwargs', [dict(), dict(residual=True, position_bias=True, intra_depth=2)], ids=str)
+    def test_mask(self, kwargs):
+        """Of the content lambda; the position lambda sees the padding as any other position."""
+        layer = randomise(LambdaLayer(8, dim_key=3, scope=3, **kwargs))
+        x, mask = maps(2, 8, 5, 7), torch.ones(2, 5, 7, dtype=torch.bool)
+        close(layer(x, mask), layer(x))
+        mask[0, 3:] = mask[1, :, 5:] = False
+        out = layer(x, mask)
+        close(out, numpy_layer(layer, x, mask))
+        assert not torch.allclose(out, layer(x))
+        far = x.clone()
+        far[0, :, 4:] += 7
+        close(layer(far, mask)[0, :, :3], out[0, :, :3])
+
+    def test_default_arguments(self):
+        """Those of the paper: k = 16, h = 4, u = 1, 23 x 23."""
+        layer = LambdaLayer(32)
+        assert layer.position_table.shape == (1, 16, 23, 23)
+        assert (layer.heads, layer.intra_depth, layer.dim_out, layer.residual) == (4, 1, 32, False)
+        assert layer.position_bias is None
+
+    @pytest.mark.parametrize(
+        ('dim', 'dim_out', 'key', 'heads', 'intra', 'scope'),
+        [(64, 64, 16, 4, 1, 23), (512, 512, 16, 4, 1, 23), (32, 48, 8, 8, 4, 7)],
+    )
+    def test_parameter_count(self, dim, dim_out, key, heads, intra, scope):
+        """d (hk + uk + uv) + 2hk + 2uv + ku r^2; a learned bias adds k."""
+        width = dim_out // heads
+        expected = dim * (heads * key + intra * key + intra * width)
+        expected += 2 * heads * key + 2 * intra * width + key * intra * scope**2
+        for position_bias in (False, True):
+            layer = LambdaLayer(dim, dim_out, key, heads, intra, scope, position_bias=position_bias)
+            assert sum(p.numel() for p in layer.parameters()) == expected + position_bias * key
+        assert dim != 64 or expected == 14_768
+        assert dim != 512 or expected == 115_344
+
+    @pytest.mark.parametrize('training', [False, True])
+    def test_every_parameter_gets_a_gradient(self, training):
+        layer = randomise(LambdaLayer(8, dim_key=3, scope=5, intra_depth=2, position_bias=True)).train(training)
+        layer(maps(2, 8, 12, 11)).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad.abs().sum() > 0, name
+
+    def test_gradcheck(self):
+        layer = randomise(LambdaLayer(4, dim_key=2, heads=2, scope=3, residual=True)).train()
+        assert torch.autograd.gradcheck(layer, maps(2, 4, 3, 4).requires_grad_())
+
+    def test_dynamo(self):
+        layer = randomise(LambdaLayer(8, dim_key=3, scope=5))
+        x = maps(2, 8, 5, 7)
+        close(torch.compile(layer, backend='aot_eager', fullgraph=True)(x), layer(x))
+
+    @pytest.mark.parametrize('kwargs', [dict(scope=5), dict(scope=None, feat_size=6)], ids=str)
+    def test_trace(self, kwargs):
+        """A traced layer serves other batches and sizes."""
+        layer = randomise(LambdaLayer(8, dim_key=3, **kwargs))
+        traced = torch.jit.trace(layer, maps(2, 8, 11, 12), check_trace=False)
+        for shape in ((1, 8, 4, 9), (3, 8, 14, 13)):
+            close(traced(maps(*shape)), layer(maps(*shape)))
+
+
+def equal_to(layer, other, x):
+    """Evaluation, training, gradients with respect to the input, and the statistics that training leaves."""
+    layer.query_norm.load_state_dict(other.norm_q.state_dict())
+    layer.value_norm.load_state_dict(other.norm_v.state_dict())
+    for training in (False, True):
+        results = []
+        for each in (layer, other):
+            leaf = x.clone().requires_grad_()
+            out = each.train(training)(leaf)
+            results.append((out, *torch.autograd.grad(out.square().sum(), leaf)))
+        for ours, theirs in zip(*results):
+            close(ours / theirs.abs().max(), theirs / theirs.abs().max())
+    for name in ('running_mean', 'running_var', 'num_batches_tracked'):
+        close(getattr(layer.query_norm, name), getattr(other.norm_q, name))
+        close(getattr(layer.value_norm, name), getattr(other.norm_v, name))
+
+
+class TestPublicLayers:
+    @pytest.mark.parametrize(('dim_out', 'heads', 'intra'), [(8, 4, 1), (12, 4, 4), (16, 8, 2), (4, 1, 1)])
+    @pytest.mark.parametrize('scope', [5, None], ids=['local', 'global'])
+    def test_lambda_networks(self, dim_out, heads, intra, scope):
+        sizes = dict(r=scope) if scope else dict(n=6)
+        other = randomise(LucidrainsLayer(8, dim_k=3, heads=heads, dim_out=dim_out, dim_u=intra, **sizes))
+        size = None if scope else 6
+        layer = LambdaLayer(8, dim_out, 3, heads, intra, scope, size, position_bias=size is None).double()
+        with torch.no_grad():
+            layer.qkv_map.weight.copy_(torch.cat([m.weight for m in (other.to_q, other.to_k, other.to_v)]))
+            if scope:
+                layer.position_table.copy_(other.pos_conv.weight[:, :, 0].transpose(0, 1))
+                layer.position_bias.copy_(other.pos_conv.bias)
+            else:
+                layer.position_table.copy_(other.rel_pos_emb.permute(3, 2, 0, 1))
+        equal_to(layer, other, maps(3, 8, *((5, 9) if scope else (6, 6))))
+
+    @pytest.mark.parametrize('heads', [1, 4, 8])
+    @pytest.mark.parametrize('scope', [5, None], ids=['local', 'global'])
+    def test_timm(self, heads, scope):
+        size = None if scope else (5, 9)
+        other = randomise(TimmLayer(8, num_heads=heads, dim_head=3, r=scope, feat_size=size))
+        layer = LambdaLayer(8, None, 3, heads, 1, scope, size, position_bias=size is None).double()
+        with torch.no_grad():
+            layer.qkv_map.weight.copy_(other.qkv.weight)
+            if scope:
+                layer.position_table.copy_(other.conv_lambda.weight[..., 0].transpose(0, 1))
+                layer.position_bias.copy_(other.conv_lambda.bias)
+            else:
+                layer.position_table.copy_(other.pos_emb.permute(2, 0, 1)[None])
+        equal_to(layer, other, maps(3, 8, 5, 9))
+
+
+class TestGlobalTable:
+    def pair(self, sizes, **kwargs):
+        """Two global layers of these sizes, of which the second has the weights of the first, by hand."""
+        layers = [randomise(LambdaLayer(8, dim_key=3, scope=None, feat_size=size, **kwargs)) for size in sizes]
+        first, second = (layer.position_table.data for layer in layers)
+        second.zero_()
+        centre = [side // 2 for side in second.shape[2:]]
+        for i in range(second.shape[2]):
+            for j in range(second.shape[3]):
+                row, column = i - centre[0] + first.shape[2] // 2, j - centre[1] + first.shape[3] // 2
+                if 0 <= row < first.shape[2] and 0 <= column < first.shape[3]:
+                    second[:, :, i, j] = first[:, :, row, column]
+        state = {**layers[0].state_dict(), 'position_table': second.clone()}
+        layers[1].load_state_dict(state)
+        return layers
+
+    def test_shape(self):
+        layer = LambdaLayer(8, scope=None, feat_size=(5, 7), intra_depth=2)
+        assert layer.position_table.shape == (2, 16, 9, 13)
+        assert LambdaLayer(8, scope=None, feat_size=[5, 7]).position_table.shape == (1, 16, 9, 13)
+        assert LambdaLayer(8, scope=None, feat_size=5).position_table.shape == (1, 16, 9, 9)
+
+    @pytest.mark.parametrize('own', [(7, 9), (4, 6), (3, 12), (1, 1)])
+    @pytest.mark.parametrize('other', [(5, 7), (9, 9)])
+    def test_other_sizes(self, own, other):
+        """On a map of another size, as a layer for that size whose table is cropped, or extended by zeros."""
+        layer, fitted = self.pair((own, other), intra_depth=2)
+        x = maps(2, 8, *other)
+        close(layer(x), fitted(x))
+        close(layer(x), numpy_layer(layer, x))
+
+    @pytest.mark.parametrize('own', [(7, 9), (4, 6), (3, 12), (5, 5)])
+    def test_loads_other_sizes(self, own):
+        layer, fitted = self.pair((own, (5, 5)))
+        state = layer.state_dict()
+        before = {name: value.clone() for name, value in state.items()}
+        loaded = LambdaLayer(8, dim_key=3, scope=None, feat_size=5).double().eval()
+        loaded.load_state_dict(state)
+        assert torch.equal(loaded.position_table, fitted.position_table)
+        assert all(torch.equal(value, before[name]) for name, value in state.items())  # the caller's
+        nested = nn.Sequential(nn.Identity(), loaded)
+        nn.init.zeros_(loaded.position_table)
+        nested.load_state_dict(nn.Sequential(nn.Identity(), layer).state_dict())
+        assert torch.equal(loaded.position_table, fitted.position_table)
+
+    def test_scope_of_another_layer(self):
+        nested = nn.Sequential(nn.Identity(), LambdaLayer(8, scope=7))
+        for other in (LambdaLayer(8, scope=5), LambdaLayer(8, scope=None, feat_size=3)):
+            with pytest.raises(ValueError, match=r'1.position_table has scope \(5, 5\), .*this layer has \(7, 7\)'):
+                nested.load_state_dict(nn.Sequential(nn.Identity(), other).state_dict())
+        nested.load_state_dict(nn.Sequential(nn.Identity(), LambdaLayer(8, scope=None, feat_size=4)).state_dict())
+
+    def test_other_depth_is_refused(self):
+        with pytest.raises(RuntimeError, match='size mismatch for position_table'):
+            LambdaLayer(8, scope=5).load_state_dict(LambdaLayer(8, scope=5, intra_depth=2).state_dict())
+
+
+class TestInitialisation:
+    @pytest.mark.parametrize('again', [False, True], ids=['constructor', 'init_weights'])
+    def test_statistics(self, again):
+        """Normal; std (k d)^-1/2, d^-1/2, d^-1/2 of queries, keys and values, 1 of the table."""
+        torch.manual_seed(0)
+        layer = LambdaLayer(512, 1024, dim_key=32, heads=8, intra_depth=2, position_bias=True)
+        if again:
+            for parameter in layer.parameters():
+                nn.init.constant_(parameter, 3)
+            layer.init_weights()
+        queries, keys, values = layer.qkv_map.weight.split([8 * 32, 2 * 32, 2 * 128])
+        for weight, std in ((queries, (32 * 512) ** -0.5), (keys, 512**-0.5), (values, 512**-0.5)):
+            assert weight.std().item() == pytest.approx(std, rel=0.03)
+            assert abs(weight.mean().item()) < 0.03 * std
+            assert weight.abs().max() > 3 * std  # normal, not uniform
+        assert layer.position_table.std().item() == pytest.approx(1, rel=0.03)
+        assert layer.position_table.abs().max() > 3
+        assert layer.position_bias.count_nonzero() == 0
+        assert layer.qkv_map.bias is None
+
+    def test_reproducible(self):
+        states = []
+        for seed in (3, 3, 4):
+            layer = LambdaLayer(8, scope=5)
+            torch.manual_seed(seed)
+            layer.init_weights()
+            states.append(torch.cat([x.flatten() for x in layer.parameters()]))
+        assert torch.equal(states[0], states[1])
+        assert not torch.equal(states[0], states[2])
+
+    def test_init_cfg(self):
+        """After the paper's: of what it does not name, that stays."""
+        layer = LambdaLayer(8, scope=5, init_cfg=dict(type='Constant', layer='Conv2d', val=0.25))
+        assert layer.qkv_map.weight.std() > 0.05
+        layer.init_weights()
+        assert (layer.qkv_map.weight == 0.25).all()
+        assert 0.8 < layer.position_table.std() < 1.2
+
+    @pytest.mark.parametrize('norm_cfg', [None, dict(type='GN', num_groups=2), dict(type='SyncBN')], ids=str)
+    def test_residual(self, norm_cfg):
+        """The identity at first, with and without init_weights; its gain then learns."""
+        layer = LambdaLayer(8, dim_key=4, scope=5, residual=True, norm_cfg=norm_cfg)
+        x = maps(2, 8, 5, 7, dtype=torch.float32)
+        if norm_cfg and norm_cfg['type'] == 'SyncBN':
+            layer.eval()  # its training is for a GPU
+        assert torch.equal(layer(x), x)
+        layer.init_weights()
+        out = layer(x)
+        assert torch.equal(out, x)
+        (out * maps(2, 8, 5, 7, seed=1, dtype=torch.float32)).sum().backward()
+        assert layer.value_norm.weight.grad.count_nonzero() == len(layer.value_norm.weight)
+        assert layer.qkv_map.weight.count_nonzero() == layer.qkv_map.weight.numel()
+        with torch.no_grad():
+            layer.value_norm.weight -= layer.value_norm.weight.grad
+        assert not torch.equal(layer(x), x)
+
+    def test_norm_cfg(self):
+        layer = LambdaLayer(8, scope=5, norm_cfg=dict(type='GN', num_groups=2))
+        assert [type(m) for m in (layer.query_norm, layer.value_norm)] == [nn.GroupNorm] * 2
+        layer = LambdaLayer(8, scope=5, norm_cfg=dict(type='BN', eps=1e-3, momentum=0.01, requires_grad=False))
+        for norm, channels in ((layer.query_norm, 64), (layer.value_norm, 2)):
+            assert type(norm) is nn.BatchNorm2d
+            assert (norm.num_features, norm.eps, norm.momentum) == (channels, 1e-3, 0.01)
+            assert not norm.weight.requires_grad
+
+
+class TestSharedEmbeddings:
+    def layers(self):
+        layers = nn.Sequential(*(LambdaLayer(8, dim_key=3, scope=5) for _ in range(2)))
+        layers[1].position_table = layers[0].position_table
+        return randomise(layers)
+
+    def test_gradient_is_the_sum(self):
+        shared = self.layers()
+        names = [name for name, _ in shared.named_parameters() if 'position_table' in name]
+        assert names == ['0.position_table']
+        apart = nn.Sequential(*(LambdaLayer(8, dim_key=3, scope=5) for _ in range(2))).double().eval()
+        apart.load_state_dict(shared.state_dict())
+        x = maps(2, 8, 12, 11)
+        close(shared(x), apart(x))
+        for layers in (shared, apart):
+            layers(x).square().sum().backward()
+        expected = apart[0].position_table.grad + apart[1].position_table.grad
+        scale = expected.abs().max()
+        close(shared[0].position_table.grad / scale, expected / scale)
+
+    def test_copies(self):
+        shared = self.layers()
+        clone = copy.deepcopy(shared)
+        assert clone[0].position_table is clone[1].position_table is not shared[0].position_table
+        state = shared.state_dict()
+        assert torch.equal(state['0.position_table'], state['1.position_table'])
+        other = self.layers()
+        nn.init.zeros_(other[0].position_table)
+        other.load_state_dict(state)
+        assert other[0].position_table is other[1].position_table
+        x = maps(2, 8, 5, 7)
+        for each in (clone, other):
+            close(each(x), shared(x))
+
+
+class TestPrecision:
+    @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+    def test_autocast(self, dtype):
+        """At initialisation, where the sums over 23 x 23 embeddings of N(0, 1) leave float16 little room."""
+        torch.manual_seed(0)
+        layer = LambdaLayer(64)
+        x = maps(1, 64, 64, 64, dtype=torch.float32)
+        results = []
+        for enabled in (False, True):
+            layer.zero_grad()
+            leaf = x.clone().requires_grad_()
+            with torch.autocast('cpu', dtype, enabled=enabled):
+                out = layer(leaf)
+            assert out.dtype == (dtype if enabled else torch.float32)
+            # The cotangent of a mean times a loss scale that float16 training starts with.
+            (out.float() * maps(*out.shape, seed=1, dtype=torch.float32)).mean().mul(2**16).backward()
+            results.append([out.detach().float(), leaf.grad, *(p.grad for p in layer.parameters())])
+        assert 20 < results[0][0].std() < 200
+        for plain, half in zip(*results):
+            assert half.isfinite().all()
+            assert (half - plain).norm() < (0.005 if dtype == torch.float16 else 0.05) * plain.norm()
+
+    @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize('position_bias', [False, True])
+    def test_half_weights(self, dtype, position_bias):
+        torch.manual_seed(0)
+        layer = LambdaLayer(16, scope=7, position_bias=position_bias).eval()
+        x = maps(2, 16, 12, 11, dtype=torch.float32)
+        expected = layer(x)
+        mask = torch.ones(2, 12, 11, dtype=torch.bool)
+        for out in (layer.to(dtype)(x.to(dtype)), layer(x.to(dtype), mask)):
+            assert out.dtype == dtype
+            assert (out - expected).abs().max() < 0.03 * expected.abs().max()
+
+
+class TestPlugin:
+    def test_build(self):
+        cfg = dict(type='mmkron.LambdaLayer', heads=2, scope=5, residual=True)
+        name, layer = build_plugin_layer(cfg, postfix='_after', in_channels=8)
+        assert name == 'lambda_layer_after'
+        assert isinstance(layer, LambdaLayer)
+        assert (layer.dim, layer.dim_out, layer.heads, layer.scope) == (8, 8, 2, 5)
+
+    def test_input_is_left_alone(self):
+        for residual in (False, True):
+            layer = randomise(LambdaLayer(8, dim_key=3, scope=5, residual=residual))
+            x = maps(2, 8, 5, 7)
+            before = x.clone()
+            expected = layer(x)
+            assert torch.equal(x, before)
+            close(layer(x.contiguous(memory_format=torch.channels_last)), expected)
+
+
+BAD_VALUES = [
+    (dict(), 'give dim or in_channels, one of the two; got None and None'),
+    (dict(dim=8, in_channels=4), 'give dim or in_channels, one of the two; got 8 and 4'),
+    (dict(dim=0), 'dim must be at least 1, got 0'),
+    (dict(dim=8, dim_out=-4), 'dim_out must be at least 1, got -4'),
+    (dict(dim=8, dim_key=0), 'dim_key must be at least 1, got 0'),
+    (dict(dim=8, heads=0), 'heads must be at least 1, got 0'),
+    (dict(dim=8, intra_depth=0), 'intra_depth must be at least 1, got 0'),
+    (dict(dim=8, dilation=0), 'dilation must be at least 1, got 0'),
+    (dict(dim=10), 'heads must divide dim_out, got heads=4 and dim_out=10'),
+    (dict(dim=8, dim_out=6, heads=4), 'heads must divide dim_out, got heads=4 and dim_out=6'),
+    (dict(dim=8, dim_out=4, residual=True), 'residual needs dim_out == dim, got 4 and 8'),
+    (dict(dim=8, residual=True, norm_cfg=dict(type='BN', affine=False)), 'residual needs a normalisation with a w'),
+    (dict(dim=8, scope=4), r'scope must be odd \(or None for a global layer\), got 4'),
+    (dict(dim=8, scope=0), 'scope must be at least 1, got 0'),
+    (dict(dim=8, feat_size=7), r'feat_size must be None unless scope is None .*, got 7 and scope=23'),
+    (dict(dim=8, scope=None), r'feat_size must be given for a global layer .*; got None'),
+    (dict(dim=8, scope=None, feat_size=(3, 4, 5)), r'feat_size must be a side or \(H, W\), got \(3, 4, 5\)'),
+    (dict(dim=8, scope=None, feat_size=(3, 0)), 'feat_size must be at least 1, got 0'),
+]
+BAD_TYPES = [
+    (dict(dim='8'), "dim must be an int, got '8'"),
+    (dict(in_channels=8.0), 'dim must be an int, got 8.0'),
+    (dict(dim=8, dim_out=4.0), 'dim_out must be an int, got 4.0'),
+    (dict(dim=8, dim_key=None), 'dim_key must be an int, got None'),
+    (dict(dim=8, heads=True), 'heads must be an int, got True'),
+    (dict(dim=8, intra_depth='1'), "intra_depth must be an int, got '1'"),
+    (dict(dim=8, dilation=(1, 1)), r'dilation must be an int, got \(1, 1\)'),
+    (dict(dim=8, scope=(3, 3)), r'scope must be an int, got \(3, 3\)'),
+    (dict(dim=8, scope=None, feat_size=7.0), 'feat_size must be an int, got 7.0'),
+    (dict(dim=8, scope=None, feat_size=(7, '7')), "feat_size must be an int, got '7'"),
+    (dict(dim=8, scope=None, feat_size='77'), "feat_size must be an int, got '77'"),
+]
+
+
+@pytest.mark.parametrize(
+    ('error', 'kwargs', 'message'),
+    [(ValueError, *case) for case in BAD_VALUES] + [(TypeError, *case) for case in BAD_TYPES],
+)
+def test_bad_arguments(error, kwargs, message):
+    with pytest.raises(error, match=message):
+        LambdaLayer(**kwargs)
+
+
+def test_bad_input():
+    layer, x = LambdaLayer(8, scope=5), torch.randn(2, 8, 5, 7)
+    mask = torch.ones(2, 5, 7, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r'x must have 8 channels, got shape \(2, 4, 5, 7\)'):
+        layer(x[:, :4])
+    with pytest.raises(ValueError, match=r'x must be a map .*got shape \(8, 5, 7\)'):
+        layer(x[0])
+    with pytest.raises(ValueError, match=r'no empty dimension, got shape \(2, 8, 0, 7\)'):
+        layer(x[:, :, :0])
+    with pytest.raises(TypeError, match='x must be a floating-point tensor, got torch.int64'):
+        layer(x.long())
+    with pytest.raises(TypeError, match='x must be a floating-point tensor, got ndarray'):
+        layer(x.numpy())
+    with pytest.raises(TypeError, match='key_mask must be a bool tensor, got torch.int64'):
+        layer(x, mask.long())
+    with pytest.raises(ValueError, match=r'key_mask must have shape \(2, 5, 7\), got \(1, 5, 7\)'):
+        layer(x, mask[:1])
+    mask[1] = False
+    with pytest.raises(ValueError, match='key_mask must leave each sample at least one position'):
+        layer(x, mask)
