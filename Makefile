@@ -1,5 +1,5 @@
 # Every target makes the environment that it needs (.dev_scripts/setup_env.sh); remove .venv to start anew.
-.PHONY: help demo test test-onedl lint benchmark clean
+.PHONY: help demo demo-det test test-onedl lint benchmark clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -7,6 +7,12 @@ help:  ## show the targets
 demo:  ## train a small KANet on scikit-learn's digits (no compiler needed)
 	.dev_scripts/setup_env.sh demo
 	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py configs/kanet/kanet-kv_digits.py
+
+demo-det:  ## train a small Mask R-CNN with lambda layers on scenes of Fashion-MNIST's garments
+	.dev_scripts/setup_env.sh test
+	test -d data/fashion_scenes || .venv/bin/python tools/dataset_converters/fashion_scenes.py --source fashion
+	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py \
+	    configs/lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py
 
 test:  ## run all tests in the full environment (its first making compiles mmcv)
 	.dev_scripts/setup_env.sh test
@@ -21,10 +27,11 @@ lint:  ## check style and format with ruff
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
-benchmark:  ## compare the operators and attention blocks with public peers
+benchmark:  ## compare operators, attention blocks and lambda layers with public peers
 	.dev_scripts/setup_env.sh test
 	.venv/bin/python benchmarks/kronecker.py
 	.venv/bin/python benchmarks/attention_blocks.py
+	.venv/bin/python benchmarks/lambdas.py
 
 clean:  ## remove what builds and runs leave (keeps the environments, data and work_dirs)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -3,10 +3,11 @@
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from mmengine.analysis import get_model_complexity_info
+from mmengine.analysis import FlopAnalyzer, parameter_count
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
@@ -36,9 +37,30 @@ def build(cfg):
     return revert_sync_batchnorm(model)
 
 
+def is_deeper(cfg, depth):
+    return cfg.model.backbone.type == 'mmkron.LambdaResNet' and cfg.model.backbone.get('depth', 0) > depth
+
+
+def count_parameters(cfg):
+    """Of the model, which is built without memory for them."""
+    with torch.device('meta'):
+        return sum(p.numel() for p in MODELS.build(cfg.model).parameters())
+
+
+def few_regions(cfg):
+    """A two-stage detector looks at 16 regions of an image instead of 512, as its heads would take most of the time."""
+    if 'rcnn' in (cfg.model.get('train_cfg') or {}):
+        cfg.model.train_cfg.rcnn.sampler.num = 16
+        cfg.model.train_cfg.rpn_proposal.max_per_img = 32
+    return cfg
+
+
 def input_shape(cfg, most=10**6):
     """(C, H, W) that the config trains on, with H and W cut to ``most``."""
-    size = next(step.crop_size for step in cfg.train_pipeline if 'crop_size' in step)
+    steps = [*cfg.train_pipeline, *cfg.test_pipeline]
+    size = next((step.crop_size for step in steps if 'crop_size' in step), None)
+    if size is None:
+        size = next(step.scale for step in steps if step.type == 'Resize')[::-1]
     height, width = (size, size) if isinstance(size, int) else size
     return (cfg.model.backbone.get('in_channels', 3), min(height, most), min(width, most))
 
@@ -50,6 +72,11 @@ def loss_of(model, scope, shape):
         from mmpretrain.structures import DataSample
 
         samples = [DataSample().set_gt_label(i) for i in (1, 7)]
+    elif scope == 'mmdet':
+        samples = [detection_sample(shape[1:], label) for label in (1, 7)]
+        if model.data_preprocessor.batch_augments:
+            model.data_preprocessor.batch_augments[0].size = shape[1:]
+        model.data_preprocessor.pad_size_divisor = 32
     else:
         from mmengine.structures import PixelData
         from mmseg.structures import SegDataSample
@@ -60,20 +87,76 @@ def loss_of(model, scope, shape):
         model.data_preprocessor.size = shape[1:]
     data = model.data_preprocessor(dict(inputs=list(inputs), data_samples=samples), training=True)
     losses = model(**data, mode='loss')
-    return sum(value for name, value in losses.items() if 'loss' in name)
+    if scope == 'mmdet':
+        assert set(losses) == DETECTION_LOSSES[type(model).__name__]
+    # Detectors give a list of one loss a level.
+    losses = {k: v if isinstance(v, list) else [v] for k, v in losses.items() if 'loss' in k}
+    assert losses
+    assert all(value.isfinite().all() for values in losses.values() for value in values)
+    return sum(value.sum() for values in losses.values() for value in values)
+
+
+DETECTION_LOSSES = {
+    'MaskRCNN': {'loss_rpn_cls', 'loss_rpn_bbox', 'loss_cls', 'loss_bbox', 'loss_mask', 'acc'},
+    'RetinaNet': {'loss_cls', 'loss_bbox'},
+}
+
+
+def detection_sample(size, label):
+    """One box with a mask, half of the image's height and width."""
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+    from mmengine.structures import InstanceData
+
+    top, left = size[0] // 4, size[1] // 4
+    masks = np.zeros((1, *size), np.uint8)
+    masks[0, top : 3 * top, left : 3 * left] = 1
+    sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1, 1)))
+    boxes = torch.tensor([[left, top, 3 * left, 3 * top]], dtype=torch.float)
+    sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.tensor([label]), masks=BitmapMasks(masks, *size))
+    return sample
+
+
+class DenseParts(torch.nn.Module):
+    """Of a detector what works on whole maps: backbone, neck, and the RPN or the one-stage head."""
+
+    def __init__(self, detector):
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, x):
+        head = self.detector.rpn_head if 'rpn_head' in dict(self.detector.named_children()) else self.detector.bbox_head
+        return head(self.detector.extract_feat(x))
+
+
+def flops_of(model, cfg):
+    """What MMEngine counts on the whole model; of a detector without RoI heads, whose work depends on the proposals.
+
+    A detector's count is for 1024 x 1024 (the scenes': 128 x 128) and comes from 128 x 128, because it is proportional
+    to the positions where the coarsest stride divides the sides.
+    """
+    if cfg.default_scope != 'mmdet':
+        return FlopAnalyzer(model, torch.randn(1, *input_shape(cfg))).total()
+    count = FlopAnalyzer(DenseParts(model), torch.randn(1, 3, 128, 128)).total()
+    return count if input_shape(cfg)[1:] == (128, 128) else 64 * count
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.name)
 def test_config(path, tmp_path):
-    """Names its host, survives a dump, and its model computes a finite loss with a gradient for every parameter."""
+    """Names its host, survives a dump, and its model computes a finite loss with a gradient for every parameter.
+
+    A classifier deeper than LambdaResNet-101 has more blocks of the same kinds; test_metafile_counts alone builds it.
+    """
     cfg = Config.fromfile(path)
     assert cfg.default_scope in HOSTS
     cfg.dump(tmp_path / 'dump.py')
     assert Config.fromfile(tmp_path / 'dump.py').to_dict() == cfg.to_dict()
     assert cfg.train_dataloader.batch_size > 0
     assert cfg.auto_scale_lr.base_batch_size > 0
+    if cfg.default_scope == 'mmpretrain' and is_deeper(cfg, 101):
+        return
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = build(cfg)
+        model = build(few_regions(cfg))
         loss = loss_of(model, cfg.default_scope, input_shape(cfg, most=64))
         loss.backward()
     assert loss.isfinite()
@@ -106,14 +189,19 @@ def test_metafile_fields():
 
 @pytest.mark.parametrize('model', [model for _, model in entries()], ids=lambda model: model['Name'])
 def test_metafile_counts(model):
-    """Parameters and FLOPs are those of mmengine.analysis on the whole classifier."""
+    """Parameters and FLOPs are those of mmengine.analysis, on what :func:`flops_of` says.
+
+    Of a LambdaResNet of more than 152 layers the parameters alone: those FLOPs, measured once, take too long.
+    """
     cfg = Config.fromfile(ROOT / model['Config'])
+    if is_deeper(cfg, 152):
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            assert count_parameters(cfg) == model['Metadata']['Parameters']
+        return
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         network = build(cfg).eval()
-    inputs = torch.randn(1, *input_shape(cfg))
-    measured = get_model_complexity_info(network, inputs=inputs, show_table=False, show_arch=False)
-    assert measured['params'] == model['Metadata']['Parameters']
-    assert measured['flops'] == model['Metadata']['FLOPs']
+    assert parameter_count(network)[''] == model['Metadata']['Parameters']
+    assert flops_of(network, cfg) == model['Metadata']['FLOPs']
 
 
 def readme_of(folder):
@@ -146,6 +234,14 @@ def test_readme_of_kanet():
             assert all(f'{figure:,}' in paragraph for figure in figures)
 
 
+def test_readme_of_lambda_resnet():
+    """Parameters and FLOPs of the ImageNet configs are the metafile's."""
+    text, models = readme_of('lambda_resnet')
+    for name, file, metadata, _ in models:
+        if '_in1k' in name:
+            assert cells(text, file)[-3:-1] == [f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}']
+
+
 def test_readme_of_kao_deeplabv2():
     """Parameters, FLOPs and the means over the seeds are the metafile's."""
     text, models = readme_of('kao_deeplabv2')
@@ -157,6 +253,58 @@ def test_readme_of_kao_deeplabv2():
             seeds, mean, accuracy = [float(cell) for cell in row[1:4]], float(row[4]), float(row[5])
             assert mean == metrics['mIoU'] == pytest.approx(sum(seeds) / 3, abs=0.006)
             assert accuracy == metrics['aAcc']
+
+
+def test_readme_of_lambda_mask_rcnn():
+    """Parameters and FLOPs are the metafile's."""
+    text, models = readme_of('lambda_mask_rcnn')
+    for _, file, metadata, _ in models:
+        assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(cells(text, file))
+
+
+LSJ = {path.name.split('_')[1]: path for path in (ROOT / 'configs/lambda_mask_rcnn').glob('*lsj-130k*.py')}
+
+
+def test_coco_recipe():
+    """The schedule from scratch in numbers; the backbones differ in depth and placement of lambda layers only."""
+    cfg = Config.fromfile(LSJ['lambda-r50'])
+    assert (cfg.train_cfg.type, cfg.train_cfg.max_iters) == ('IterBasedTrainLoop', 130000)
+    assert cfg.auto_scale_lr.base_batch_size == 64 * cfg.train_dataloader.batch_size == 256
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.momentum, optimizer.weight_decay) == ('SGD', 0.32, 0.9, 4e-5)
+    warmup, decay = cfg.param_scheduler
+    assert (warmup.end, warmup.by_epoch, decay.by_epoch, decay.gamma) == (1000, False, False, 0.1)
+    assert [step / 130000 for step in decay.milestones] == [0.9, 0.95, 0.975]
+    (jitter,) = (step for step in cfg.train_dataloader.dataset.pipeline if step.type == 'RandomResize')
+    assert (jitter.scale, jitter.ratio_range) == ((1024, 1024), (0.1, 2.0))
+    changes = {}
+    for name, path in LSJ.items():
+        other = Config.fromfile(path)
+        backbone = other.model.backbone
+        changes[name] = (backbone.depth, backbone.pop('stage_layers', None))
+        backbone.depth = 50
+        assert other.to_dict() == cfg.to_dict()
+    assert changes == {
+        'lambda-r50': (50, None),
+        'lambda-r101': (101, None),
+        'lambda-r152': (152, None),
+        'rs-r101': (101, 'CCCC'),
+        'rs-r152': (152, 'CCCC'),
+    }
+
+
+def test_coco_from_scratch():
+    """Every norm is synchronised, those of lambda layers, neck and heads included, and nothing is frozen."""
+    cfg = Config.fromfile(LSJ['lambda-r50'])
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg.model).train()
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)}
+    assert all(isinstance(m, torch.nn.SyncBatchNorm) for m in norms.values())
+    assert {(m.eps, m.momentum, m.training) for m in norms.values()} == {(1e-3, 0.01, True)}
+    parts = ('backbone', 'neck', 'roi_head.bbox_head', 'roi_head.mask_head')
+    assert all(any(name.startswith(f'{part}.') for name in norms) for part in parts)
+    assert sum(name.endswith(('query_norm', 'value_norm')) for name in norms) == 2 * 4
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_paper_recipe():

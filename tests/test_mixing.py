@@ -13,12 +13,14 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint, save_checkpoint
 
 from conftest import ROOT
-from mmkron.layers import KroneckerAttention2d
-from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck
+from mmkron.layers import KroneckerAttention2d, LambdaLayer
+from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNet
 
 
 def snippets():
-    texts = [(ROOT / name).read_text(encoding='utf-8') for name in ('README.md', 'configs/kao_deeplabv2/README.md')]
+    folders = ('kao_deeplabv2', 'lambda_resnet', 'lambda_mask_rcnn')
+    files = [ROOT / 'README.md', *(ROOT / 'configs' / name / 'README.md' for name in folders)]
+    texts = [file.read_text(encoding='utf-8') for file in files]
     found = re.findall(r'```python\n# mix: ([\w -]+)\n(.*?)```', ''.join(texts), re.S)
     assert len(dict(found)) == len(found)
     return dict(found)
@@ -74,6 +76,33 @@ def test_mmseg(tmp_path):
         for layer in layers:
             layer.value_map.weight.add_(0.1)
         assert not torch.allclose(model.whole_inference(x, [dict(img_shape=(65, 97))]), first)
+
+
+def test_mmpretrain_lambda(tmp_path):
+    model = build(mix('mmpretrain lambda', tmp_path), 'mmpretrain').eval()
+    assert isinstance(model.backbone, LambdaResNet)
+    x = torch.randn(2, 3, 65, 97)
+    torch.testing.assert_close(model(x), model.head.fc(model.backbone(x)[0].mean((2, 3))))
+
+
+def test_mmseg_lambda(tmp_path):
+    """The plug-ins keep what the trained network computes, until they have learned."""
+    model = build(mix('mmseg lambda', tmp_path), 'mmseg').eval()
+    layers = [m for m in model.backbone.modules() if isinstance(m, LambdaLayer)]
+    assert [layer.dim for layer in layers] == [256] * 6 + [512] * 3
+    cfg = mix('mmseg lambda', tmp_path)
+    cfg.model.backbone.plugins = None
+    plain = build(cfg, 'mmseg').eval()
+    missing, unexpected = plain.load_state_dict(model.state_dict(), strict=False)
+    assert not missing
+    assert all('lambda_layer' in name for name in unexpected)
+    x, meta = torch.randn(1, 3, 65, 97), [dict(img_shape=(65, 97))]
+    with torch.no_grad():
+        first = model.whole_inference(x, meta)
+        torch.testing.assert_close(first, plain.whole_inference(x, meta))
+        for layer in layers:
+            layer.value_norm.weight.fill_(0.1)
+        assert not torch.allclose(model.whole_inference(x, meta), first)
 
 
 @pytest.mark.parametrize('name', ['pspnet', 'fcn', 'upernet'])
@@ -139,6 +168,55 @@ def detection_sample(size):
         bboxes=torch.tensor([[10.0, 20.0, 70.0, 80.0]]), labels=torch.tensor([3]), masks=BitmapMasks(masks, *size)
     )
     return sample
+
+
+def lambda_layers(model):
+    return [m for m in model.backbone.modules() if isinstance(m, LambdaLayer)]
+
+
+@pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
+def test_mmdet_lambda(name, tmp_path):
+    """The host's own config trains the backbone: a gradient reaches every lambda layer."""
+    cfg = mix(f'mmdet lambda {name}', tmp_path)
+    model = build(cfg, 'mmdet')
+    assert isinstance(model.backbone, LambdaResNet)
+    assert model.backbone.out_channels == tuple(cfg.model.neck.in_channels)
+    losses = model.train()(torch.randn(1, 3, 128, 160), [detection_sample((128, 160))], mode='loss')
+    values = [v for value in losses.values() for v in (value if isinstance(value, list) else [value])]
+    total = sum(v.sum() for v in values if v.requires_grad)
+    assert total.isfinite()
+    total.backward()
+    layers = lambda_layers(model)
+    assert [layer.dim for layer in layers] == [256] + [512] * 3
+    for layer in layers:
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
+
+
+def test_mmdet_lambda_plugin(tmp_path):
+    """The plug-ins keep what the trained backbone computes, until they have learned."""
+    cfg = mix('mmdet lambda plug-in', tmp_path)
+    model = build(cfg, 'mmdet').eval()
+    assert [layer.dim for layer in lambda_layers(model)] == [256] * 6 + [512] * 3
+    cfg.model.backbone.pop('plugins')
+    plain = build(cfg, 'mmdet').eval()
+    assert plain.load_state_dict(model.state_dict(), strict=False).missing_keys == []
+    x = torch.randn(1, 3, 65, 97)
+    with torch.no_grad():
+        for level, expected in zip(model.backbone(x), plain.backbone(x)):
+            torch.testing.assert_close(level, expected)
+        lambda_layers(model)[-1].value_norm.weight.fill_(0.1)
+        assert not torch.allclose(model.backbone(x)[3], plain.backbone(x)[3])
+
+
+def test_mmseg_lambda_upernet(tmp_path):
+    model = build(mix('mmseg lambda upernet', tmp_path), 'mmseg').eval()
+    assert isinstance(model.backbone, LambdaResNet)
+    x, meta = torch.randn(1, 3, 65, 97), [dict(img_shape=(65, 97))]
+    with torch.no_grad():
+        first = model.whole_inference(x, meta)
+        assert first.shape == (1, 150, 65, 97)
+        lambda_layers(model)[-1].position_table.zero_()
+        assert not torch.allclose(model.whole_inference(x, meta), first)
 
 
 def test_mmdet(tmp_path, classifier_checkpoint):

@@ -1,7 +1,8 @@
-"""Trains a classifier (arguments as of train.py), then says how good it got and draws some of its predictions."""
+"""Trains a classifier or a detector (arguments as of train.py), says how good it got and draws some predictions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,17 @@ import train as train_tool
 from mmkron.engine import launch
 
 GRID = (4, 8)
+SCENES = (3, 2)  # rows and columns of the detector's picture
+ENLARGED = 640  # pixels of a scene's longer side as it is drawn: boxes and names can be read
+SCORE = 0.4  # a detection below it is not drawn
 
 
 @torch.no_grad()
-def predict(runner: Runner) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores (N, classes), labels (N,) and images (N, H, W) or (N, H, W, 3) in 0..255 of the validation set."""
+def predict(runner: Runner) -> Iterator[tuple[dict, list]]:
+    """Batches of the validation set, each with the samples that the model has put its predictions into."""
     model = runner.model.eval()
-    scores, labels, images = [], [], []
     for batch in runner.val_dataloader:
-        images += [image.permute(1, 2, 0).squeeze(-1).numpy() for image in batch['inputs']]
-        samples = model.val_step(batch)
-        scores += [sample.pred_score.cpu().numpy() for sample in samples]
-        labels += [int(sample.gt_label) for sample in samples]
-    return np.stack(scores), np.array(labels), np.stack(images)
+        yield batch, model.val_step(batch)
 
 
 def draw(scores: np.ndarray, labels: np.ndarray, images: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
@@ -53,19 +52,75 @@ def draw(scores: np.ndarray, labels: np.ndarray, images: np.ndarray, classes: tu
     figure.savefig(path, dpi=120)
 
 
+def report_classifier(runner: Runner, picture: Path) -> dict[str, str]:
+    """Draws ``picture`` and returns the top-1 of the validation set."""
+    scores, labels, images = [], [], []
+    for batch, samples in predict(runner):
+        images += [image.permute(1, 2, 0).squeeze(-1).numpy() for image in batch['inputs']]
+        scores += [sample.pred_score.cpu().numpy() for sample in samples]
+        labels += [int(sample.gt_label) for sample in samples]
+    scores, labels = np.stack(scores), np.array(labels)
+    draw(scores, labels, np.stack(images), runner.val_dataloader.dataset.metainfo['classes'], picture)
+    return {'best top-1': f'{100 * (scores.argmax(1) == labels).mean():.2f} % on {len(labels)} validation images'}
+
+
+def enlarge(image: np.ndarray, sample):
+    """Image and sample, with both kinds of instances, at a size at which boxes and names can be read."""
+    import mmcv
+
+    sample = sample.cpu()
+    height, width = image.shape[:2]
+    factor = ENLARGED / max(height, width)
+    size = round(height * factor), round(width * factor)
+    truth, found = sample.gt_instances, sample.pred_instances
+    truth.bboxes, found.bboxes = truth.bboxes * factor, found.bboxes * factor
+    truth.masks = truth.masks.resize(size)
+    smooth = torch.nn.functional.interpolate(found.masks[None].float(), size, mode='bilinear')[0]
+    found.masks = smooth > 0.5
+    return mmcv.imresize(image, size[::-1], interpolation='bicubic'), sample
+
+
+def report_detector(runner: Runner, picture: Path) -> dict[str, str]:
+    """Draws ``picture`` with the host's visualizer and returns the evaluator's average precisions."""
+    import mmcv
+
+    evaluator, dataset, visualizer = runner.val_evaluator, runner.val_dataloader.dataset, runner.visualizer
+    visualizer.dataset_meta = dataset.metainfo
+    rows, columns = SCENES
+    drawn = []
+    for batch, samples in predict(runner):
+        evaluator.process(data_samples=samples, data_batch=batch)
+        for sample in samples[: rows * columns - len(drawn)]:
+            name = Path(sample.img_path).stem
+            image, sample = enlarge(mmcv.imread(sample.img_path, channel_order='rgb'), sample)
+            visualizer.add_datasample(name, image, sample, pred_score_thr=SCORE)
+            drawn.append((name, visualizer.get_image()))
+    metrics = evaluator.evaluate(len(dataset))
+    figure = Figure(figsize=(10.3 * columns, 5.5 * rows), layout='constrained')
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.axis('off')
+    for axis, (name, image) in zip(axes.flat, drawn):
+        axis.imshow(image)
+        axis.set_title(f'{name}: ground truth | predictions with score > {SCORE}', fontsize=16)
+    figure.savefig(picture, dpi=120)
+    return {
+        f'best {kind}': f'mAP {metrics[f"coco/{kind}_mAP"]:.3f}, mAP50 {metrics[f"coco/{kind}_mAP_50"]:.3f} '
+        f'on {len(dataset)} validation images'
+        for kind in ('bbox', 'segm')
+    }
+
+
+REPORTS = {'mmpretrain': report_classifier, 'mmdet': report_detector}
+
+
 def main(argv: list[str] | None = None) -> None:
     runner = launch.train(train_tool.parse_args(argv))
     best = runner.message_hub.get_info('best_ckpt')
     load_checkpoint(runner.model, best, map_location='cpu')
-    scores, labels, images = predict(runner)
     picture = Path(runner.work_dir) / 'predictions.png'
-    draw(scores, labels, images, runner.val_dataloader.dataset.metainfo['classes'], picture)
-    lines = {
-        'best top-1': f'{100 * (scores.argmax(1) == labels).mean():.2f} % on {len(labels)} validation images',
-        'checkpoint': best,
-        'log': Path(runner.log_dir) / f'{runner.timestamp}.log',
-        'picture': picture,
-    }
+    lines = REPORTS[runner.cfg.default_scope](runner, picture)
+    lines.update(checkpoint=best, log=Path(runner.log_dir) / f'{runner.timestamp}.log', picture=picture)
     print()
     for name, value in lines.items():
         print(f'{name:<11} {value}')

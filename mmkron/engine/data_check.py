@@ -5,6 +5,8 @@ import os.path as osp
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mmkron.engine.coco_check import misfits, missing_images, read_coco
+
 DEMO_CONFIG = 'configs/kanet/kanet-kv_digits.py'
 
 _IDX_FILES = tuple(f'{split}-{kind}-ubyte' for split in ('train', 't10k') for kind in ('images-idx3', 'labels-idx1'))
@@ -87,6 +89,15 @@ class Missing(NamedTuple):
     note: str = ''  # what else is to be said about it
 
 
+class Misfit(NamedTuple):
+    """An annotation file that is there and that does not fit the config which names it."""
+
+    path: str  # absolute
+    key: str  # where the config names it
+    value: str  # as written there
+    text: str  # what does not fit, with both sides
+
+
 def type_name(cfg: dict) -> str:
     """The ``type`` of a config dict without its scope: ``'mmpretrain.ImageNet'`` -> ``'ImageNet'``."""
     kind = cfg.get('type', '')
@@ -147,7 +158,25 @@ def _missing_in(dataset: dict, key: str) -> list[Missing]:
     if not found and name in _LISTED_TYPES:
         for lost_file, note in _missing_listed(dataset, root):
             found.append(missing(f'{key}.ann_file', dataset['ann_file'], lost_file)._replace(note=note))
+    if not found and _coco_file(dataset):
+        images, folder = read_coco(_coco_file(dataset)).images, _image_folder(dataset)
+        gone = [] if '://' in folder else missing_images(images, folder)
+        if gone:
+            names = ', '.join(osp.basename(path) for path in gone[:3]) + (', ...' if len(gone) > 3 else '')
+            note = f' ({len(gone)} of the {len(images)} images that it lists are missing: {names})'
+            found.append(missing(f'{key}.ann_file', dataset['ann_file'], gone[0])._replace(note=note))
     return found
+
+
+def _coco_file(dataset: dict) -> str:
+    """The annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on this disk."""
+    path = osp.expanduser(osp.join(dataset.get('data_root') or '', dataset.get('ann_file') or ''))
+    return path if type_name(dataset) == 'CocoDataset' and osp.isfile(path) else ''
+
+
+def _image_folder(dataset: dict) -> str:
+    folder = (dataset.get('data_prefix') or {}).get('img') or ''
+    return folder if '://' in folder else osp.expanduser(osp.join(dataset.get('data_root') or '', folder))
 
 
 def _missing_listed(dataset: dict, root: str) -> Iterator[tuple[str, str]]:
@@ -180,6 +209,7 @@ def _loads_annotations(steps: Any) -> bool:
 def find_missing(cfg: Any, splits: Sequence[str]) -> list[Missing]:
     """Local paths in ``data_root``, ``ann_file`` and ``data_prefix`` of the used datasets that do not exist.
 
+    Also the ``ann_file`` of a ``CocoMetric``, and files that a list of names or a COCO annotation file asks for.
     Relative paths start from the working directory, as in the host libraries. Remote paths (``s3://``,
     ``http://``) are not looked at.
 
@@ -193,7 +223,64 @@ def find_missing(cfg: Any, splits: Sequence[str]) -> list[Missing]:
         if isinstance(loader, dict):
             for key, dataset in leaf_datasets(loader.get('dataset'), f'{split}_dataloader.dataset'):
                 found += _missing_in(dataset, key)
+            found += _missing_of_metrics(cfg.get(f'{split}_evaluator'), f'{split}_evaluator')
     return found
+
+
+def _missing_of_metrics(evaluator: Any, key: str) -> Iterator[Missing]:
+    if isinstance(evaluator, (list, tuple)):
+        for i, metric in enumerate(evaluator):
+            yield from _missing_of_metrics(metric, f'{key}.{i}')
+    elif isinstance(evaluator, dict) and type_name(evaluator) == 'CocoMetric':
+        value = evaluator.get('ann_file')
+        path = osp.abspath(osp.expanduser(value or ''))
+        if value and '://' not in value and not osp.exists(path):
+            yield Missing(path, f'{key}.ann_file', value, '', f'{key}.ann_file', 'CocoMetric')
+
+
+def find_misfits(cfg: Any, splits: Sequence[str]) -> list[Misfit]:
+    """What the COCO annotation files of the used datasets and the datasets' classes do not agree on.
+
+    Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
+    category: that is how the host trains on some of them. For the cost see :func:`mmkron.engine.coco_check.read_coco`.
+
+    Args:
+        cfg: The whole config.
+        splits: Which loaders will be used, of ``'train'``, ``'val'`` and ``'test'``.
+    """
+    found = []
+    for split in splits:
+        loader = cfg.get(f'{split}_dataloader')
+        if isinstance(loader, dict):
+            for key, dataset in leaf_datasets(loader.get('dataset'), f'{split}_dataloader.dataset'):
+                path = _coco_file(dataset)
+                for text in misfits(read_coco(path), dataset) if path else ():
+                    found.append(Misfit(osp.abspath(path), f'{key}.ann_file', dataset['ann_file'], text))
+    return found
+
+
+def describe_misfits(found: Sequence[Misfit], config: str) -> str:
+    """One message: which files do not fit, both sides of each misfit, and where the config's side is set.
+
+    Args:
+        found: What :func:`find_misfits` returned, not empty.
+        config: The config file's path.
+    """
+    lines = [f'annotation files do not fit {config}:']
+    for path in dict.fromkeys(item.path for item in found):
+        items = [item for item in found if item.path == path]
+        keys = dict.fromkeys(f'{item.key} = {item.value!r}' for item in items)
+        lines += ['', f'  {path}  <- {", ".join(keys)}']
+        for text in dict.fromkeys(item.text for item in items):
+            first, *others = text.splitlines()
+            lines += [f'    - {first}', *(f'      {line}' for line in others)]
+    lines += [
+        '',
+        'MMDetection would drop what does not fit without a word. The classes of a dataset are set by',
+        '  metainfo=dict(classes=(...))',
+        f'in {config} (or in a file of its _base_), with the names of the file in its order.',
+    ]
+    return '\n'.join(lines)
 
 
 def describe_missing(missing: Sequence[Missing], config: str) -> str:

@@ -24,7 +24,14 @@ from mmengine.registry import RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
 from mmengine.utils import digit_version
 
-from mmkron.engine.data_check import describe_missing, find_missing, leaf_datasets, type_name
+from mmkron.engine.data_check import (
+    describe_misfits,
+    describe_missing,
+    find_misfits,
+    find_missing,
+    leaf_datasets,
+    type_name,
+)
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
 _CPU_DEVICES = ('cpu', 'mps')  # where MMEngine has no process group and no AMP
@@ -271,10 +278,13 @@ def _keep_predictions(cfg: Config, out: str) -> None:
 
 
 def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
-    """Raises LaunchError with one message when data that the ``splits`` of ``cfg`` read is not on disk."""
+    """Raises LaunchError with one message when data of the ``splits`` of ``cfg`` is not on disk or does not fit it."""
     missing = find_missing(cfg, splits)
     if missing:
         raise LaunchError(describe_missing(missing, config))
+    misfits = find_misfits(cfg, splits)
+    if misfits:
+        raise LaunchError(describe_misfits(misfits, config))
 
 
 def check_hosts(cfg: Config) -> None:

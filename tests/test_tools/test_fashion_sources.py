@@ -91,6 +91,17 @@ def test_auto_takes_the_first_whole_source(tool, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == ''
 
 
+def test_fashion_never_becomes_digits(tool, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tool, 'FASHION_DIRS', (tmp_path / 'files',))
+    assert refusal(tool, capsys, tmp_path / 'out', '--source', 'fashion') == (
+        'Fashion-MNIST is not on disk: sudo apt-get install dataset-fashion-mnist, or put its four IDX files, plain or '
+        f'.gz, into {tmp_path / "files"}'
+    )
+    assert list(tmp_path.iterdir()) == []
+    write_fashion(tmp_path / 'files')
+    assert tool.read_source('fashion').name == f'Fashion-MNIST in {tmp_path / "files"}'
+
+
 def test_digits_are_split_as_in_the_dataset(tool):
     from mmkron.datasets import Digits
 
@@ -182,7 +193,10 @@ def refusal(tool, capsys, *argv) -> str:
         ('--scale 1 inf', '--scale must be 0.25 <= MIN <= MAX, got (1.0, inf)'),
         ('--seed -1', '--seed must be at least 0, got -1'),
         ('--train many', "argument --train: invalid int value: 'many'"),
-        ('--source absent', "--source must be 'auto', 'digits' or a folder of Fashion-MNIST's files, got 'absent'"),
+        (
+            '--source absent',
+            "--source must be 'auto', 'fashion', 'digits' or a folder of Fashion-MNIST's files, got 'absent'",
+        ),
     ],
 )
 def test_bad_arguments(tool, tmp_path, monkeypatch, capsys, argv, message):

@@ -130,13 +130,20 @@ def read_source(source: str) -> Source:
     """The images that ``--source`` asks for."""
     if source == 'digits':
         return read_digits()
-    if source != 'auto':
+    if source not in ('auto', 'fashion'):
         if not Path(source).is_dir():
-            raise ValueError(f"--source must be 'auto', 'digits' or a folder of Fashion-MNIST's files, got {source!r}")
+            raise ValueError(
+                f"--source must be 'auto', 'fashion', 'digits' or a folder of Fashion-MNIST's files, got {source!r}"
+            )
         return read_fashion(Path(source))
     for folder in FASHION_DIRS:
         if len(find_fashion(folder)) == len(FILES):
             return read_fashion(folder)
+    if source == 'fashion':
+        raise ValueError(
+            'Fashion-MNIST is not on disk: sudo apt-get install dataset-fashion-mnist, or put its four IDX files, '
+            f'plain or .gz, into {FASHION_DIRS[0]}'
+        )
     print("Fashion-MNIST is not on disk (Debian's package dataset-fashion-mnist holds it): composing digits instead.")
     return read_digits()
 
@@ -342,7 +349,11 @@ def parse_args(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, 
     parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
     add, low_high = parser.add_argument, dict(nargs=2, metavar=('MIN', 'MAX'))
     add('out', nargs='?', metavar='OUT', default='data/fashion_scenes', type=Path, help='folder to make (%(default)s)')
-    add('--source', default='auto', help="auto (default), digits, or a folder of Fashion-MNIST's four IDX files")
+    add(
+        '--source',
+        default='auto',
+        help="auto (default), fashion (auto, but never digits), digits, or a folder of Fashion-MNIST's IDX files",
+    )
     add('--size', nargs=2, metavar=('H', 'W'), type=int, default=(128, 128), help='pixels of a scene %(default)s')
     add('--train', type=int, default=2000, metavar='N', help='training scenes (%(default)s)')
     add('--val', type=int, default=200, metavar='N', help='validation scenes (%(default)s)')

@@ -1,0 +1,112 @@
+# A small Mask R-CNN for images of about 128 x 128: a quarter of the width, anchors of 16 to 128 pixels, one box and one
+# mask for all classes together, batch norm also in neck and heads, because all of it learns from scratch.
+norm_cfg = dict(type='BN', requires_grad=True)
+model = dict(
+    type='MaskRCNN',
+    data_preprocessor=dict(
+        type='DetDataPreprocessor',
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_mask=True,
+        pad_size_divisor=32,
+    ),
+    backbone=dict(
+        type='mmkron.LambdaResNet',
+        stage_blocks=(1, 1, 2, 1),
+        stage_layers='CCLL',
+        skeleton='rs',
+        base_channels=16,
+        out_indices=(0, 1, 2, 3),
+        norm_cfg=norm_cfg,
+    ),
+    neck=dict(type='FPN', in_channels=[64, 128, 256, 512], out_channels=64, num_outs=4, norm_cfg=norm_cfg),
+    rpn_head=dict(
+        type='RPNHead',
+        in_channels=64,
+        feat_channels=64,
+        anchor_generator=dict(type='AnchorGenerator', scales=[4], ratios=[0.5, 1.0, 2.0], strides=[4, 8, 16, 32]),
+        bbox_coder=dict(type='DeltaXYWHBBoxCoder', target_means=[0.0, 0.0, 0.0, 0.0], target_stds=[1.0, 1.0, 1.0, 1.0]),
+        loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=True, loss_weight=1.0),
+        loss_bbox=dict(type='L1Loss', loss_weight=1.0),
+    ),
+    roi_head=dict(
+        type='StandardRoIHead',
+        bbox_roi_extractor=dict(
+            type='SingleRoIExtractor',
+            roi_layer=dict(type='RoIAlign', output_size=7, sampling_ratio=1),
+            out_channels=64,
+            finest_scale=28,
+            featmap_strides=[4, 8, 16, 32],
+        ),
+        bbox_head=dict(
+            type='ConvFCBBoxHead',
+            num_shared_convs=2,
+            num_shared_fcs=1,
+            in_channels=64,
+            conv_out_channels=64,
+            fc_out_channels=256,
+            roi_feat_size=7,
+            num_classes=10,
+            reg_class_agnostic=True,
+            norm_cfg=norm_cfg,
+            bbox_coder=dict(
+                type='DeltaXYWHBBoxCoder', target_means=[0.0, 0.0, 0.0, 0.0], target_stds=[0.1, 0.1, 0.2, 0.2]
+            ),
+            loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
+            loss_bbox=dict(type='L1Loss', loss_weight=1.0),
+        ),
+        mask_roi_extractor=dict(
+            type='SingleRoIExtractor',
+            roi_layer=dict(type='RoIAlign', output_size=14, sampling_ratio=1),
+            out_channels=64,
+            finest_scale=56,
+            featmap_strides=[4, 8, 16, 32],
+        ),
+        mask_head=dict(
+            type='FCNMaskHead',
+            num_convs=2,
+            in_channels=64,
+            conv_out_channels=32,
+            num_classes=10,
+            class_agnostic=True,
+            norm_cfg=norm_cfg,
+            loss_mask=dict(type='CrossEntropyLoss', use_mask=True, loss_weight=1.0),
+        ),
+    ),
+    train_cfg=dict(
+        rpn=dict(
+            assigner=dict(
+                type='MaxIoUAssigner',
+                pos_iou_thr=0.7,
+                neg_iou_thr=0.3,
+                min_pos_iou=0.3,
+                match_low_quality=True,
+                ignore_iof_thr=-1,
+            ),
+            sampler=dict(type='RandomSampler', num=64, pos_fraction=0.5, neg_pos_ub=-1, add_gt_as_proposals=False),
+            allowed_border=-1,
+            pos_weight=-1,
+            debug=False,
+        ),
+        rpn_proposal=dict(nms_pre=200, max_per_img=64, nms=dict(type='nms', iou_threshold=0.7), min_bbox_size=0),
+        rcnn=dict(
+            assigner=dict(
+                type='MaxIoUAssigner',
+                pos_iou_thr=0.5,
+                neg_iou_thr=0.5,
+                min_pos_iou=0.5,
+                match_low_quality=True,
+                ignore_iof_thr=-1,
+            ),
+            sampler=dict(type='RandomSampler', num=32, pos_fraction=0.5, neg_pos_ub=-1, add_gt_as_proposals=True),
+            mask_size=28,
+            pos_weight=-1,
+            debug=False,
+        ),
+    ),
+    test_cfg=dict(
+        rpn=dict(nms_pre=200, max_per_img=64, nms=dict(type='nms', iou_threshold=0.7), min_bbox_size=0),
+        rcnn=dict(score_thr=0.05, nms=dict(type='nms', iou_threshold=0.5), max_per_img=20, mask_thr_binary=0.5),
+    ),
+)

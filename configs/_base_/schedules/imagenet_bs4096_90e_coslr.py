@@ -1,0 +1,13 @@
+# 0.1 for each 256 of the batch of 4096.
+max_epochs = 90
+optim_wrapper = dict(
+    optimizer=dict(type='SGD', lr=1.6, momentum=0.9, weight_decay=1e-4),
+)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, begin=0, end=5, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', by_epoch=True, begin=5, end=max_epochs, convert_to_iter_based=True),
+]
+train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
+val_cfg = dict()
+test_cfg = dict()
+auto_scale_lr = dict(base_batch_size=4096)

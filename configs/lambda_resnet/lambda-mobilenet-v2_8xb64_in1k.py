@@ -1,0 +1,3 @@
+_base_ = '../kanet/kanet_kv_imagenet.py'
+
+model = dict(backbone=dict(_delete_=True, type='mmkron.LambdaMobileNetV2'))

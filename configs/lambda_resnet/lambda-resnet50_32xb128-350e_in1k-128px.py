@@ -1,0 +1,6 @@
+_base_ = [
+    '../_base_/models/lambda_resnet_rs.py',
+    '../_base_/datasets/imagenet_bs128_randaug10_128.py',
+    '../_base_/schedules/imagenet_bs4096_350e_coslr.py',
+    '../_base_/default_runtime_cls.py',
+]

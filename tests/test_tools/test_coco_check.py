@@ -1,0 +1,244 @@
+"""Which COCO annotation files are refused, and that the message names both sides."""
+
+import json
+import os
+
+import pytest
+from mmengine.config import ConfigDict
+
+from mmkron.engine import coco_check, data_check, launch
+from mmkron.engine.launch import LaunchError
+
+CATEGORIES = ((1, 'cat'), (2, 'dog'), (5, 'cow'))
+
+
+def make_coco(root, images=('a.jpg', 'b.jpg', 'c.jpg'), categories=CATEGORIES, annotations=None, metainfo=None):
+    """A COCO layout on disk and the config of a dataset that it fits; annotations are (category id, image id)."""
+    (root / 'images').mkdir(parents=True)
+    for name in images:
+        (root / 'images' / name).touch()
+    if annotations is None:
+        annotations = [(number, 10) for number, _ in categories]
+    content = dict(
+        images=[dict(id=10 + i, file_name=name, height=8, width=8) for i, name in enumerate(images)],
+        categories=[dict(id=number, name=name) for number, name in categories],
+        annotations=[
+            dict(id=i, category_id=category, image_id=image) for i, (category, image) in enumerate(annotations)
+        ],
+    )
+    write(root, content)
+    metainfo = dict(classes=('cat', 'dog', 'cow')) if metainfo is None else metainfo
+    return dict(
+        type='CocoDataset',
+        data_root=str(root),
+        metainfo=metainfo,
+        ann_file='a.json',
+        data_prefix=dict(img='images/'),
+    )
+
+
+def write(root, content):
+    (root / 'a.json').write_text(json.dumps(content))
+
+
+def texts(dataset):
+    cfg = ConfigDict(train_dataloader=dict(dataset=dataset))
+    assert data_check.find_missing(cfg, ['train']) == []
+    return [item.text for item in data_check.find_misfits(cfg, ['train'])]
+
+
+def test_what_fits(tmp_path):
+    dataset = make_coco(tmp_path)
+    assert texts(dataset) == []
+    (tmp_path / 'names.txt').write_text('cat\ndog\ncow\n')
+    assert texts(dict(dataset, metainfo=dict(classes=str(tmp_path / 'names.txt')))) == []
+    assert texts(dict(dataset, type='mmdet.CocoDataset', metainfo=dict(classes=['cat', 'dog', 'cow']))) == []
+    assert texts(dict(dataset, type='LVISV1Dataset', metainfo=dict(classes=('bird',)))) == []
+
+
+def test_training_on_some_categories_is_no_mistake(tmp_path):
+    assert texts(make_coco(tmp_path, metainfo=dict(classes=('cat', 'cow')))) == []
+
+
+def test_the_host_keeps_what_the_check_counts(tmp_path):
+    """MMDetection's labels are those of the file's order, and what does not fit is gone: the reason for the check."""
+    coco = pytest.importorskip('mmdet.datasets').CocoDataset
+    dataset = make_coco(tmp_path, annotations=[(1, 10), (2, 10), (7, 10), (5, 11), (2, 99)])
+    content = json.loads((tmp_path / 'a.json').read_text())
+    for each in content['annotations']:
+        each.update(bbox=[0, 0, 4, 4], area=16)
+    write(tmp_path, content)
+    dataset = dict(dataset, metainfo=dict(classes=('cow', 'cat', 'bird')), pipeline=[])
+    dataset.pop('type')
+    loaded = coco(**dataset)
+    labels = [(item['img_id'], [each['bbox_label'] for each in item['instances']]) for item in loaded]
+    assert labels == [(10, [0]), (11, [1]), (12, [])]
+    first, second, third = texts(dict(dataset, type='CocoDataset'))
+    assert first == (
+        "1 of the 3 classes of metainfo.classes are no category of the file: 'bird';\n"
+        "1 of the 3 categories of the file are no class: 'dog'"
+    )
+    assert second == (
+        '1 of the 5 annotations have a category_id that no category has: 7;\nids of the categories of the file: 1, 2, 5'
+    )
+    assert third == (
+        '1 of the 5 annotations have an image_id that no image has: 99;\nids of the images of the file: 10, 11, 12'
+    )
+
+
+def test_names_in_another_order(tmp_path):
+    (text,) = texts(make_coco(tmp_path, metainfo=dict(classes=('cow', 'cat'))))
+    assert "metainfo.classes has the classes 'cow', 'cat',\nbut the file has these categories in the order" in text
+    assert "in the order 'cat', 'cow':" in text
+
+
+def test_classes_of_coco_are_the_default(tmp_path):
+    pytest.importorskip('mmdet')
+    dataset = make_coco(tmp_path, metainfo={})
+    (text,) = texts(dataset)
+    assert text == (
+        "77 of the 80 classes of CocoDataset.METAINFO are no category of the file: 'person', 'bicycle', 'car', "
+        "'motorcycle', 'airplane', ... (77);\ncategories of the file: 'cat', 'dog', 'cow'"
+    )
+    from mmdet.datasets import CocoDataset
+
+    content = json.loads((tmp_path / 'a.json').read_text())
+    content['categories'] = [dict(id=i, name=name) for i, name in enumerate(CocoDataset.METAINFO['classes'], 1)]
+    write(tmp_path, content)
+    assert texts(dataset) == []
+
+
+def test_no_names_without_mmdet(tmp_path, monkeypatch):
+    """The classes are unknown, which is another error's business; the rest is still compared."""
+    monkeypatch.setitem(__import__('sys').modules, 'mmdet.datasets', None)
+    (text,) = texts(make_coco(tmp_path, metainfo={}, annotations=[(8, 10), (9, 11), (8, 11)]))
+    assert text.startswith('3 of the 3 annotations have a category_id that no category has: 8, 9;\n')
+
+
+def test_one_name_without_its_comma(tmp_path):
+    (text,) = texts(make_coco(tmp_path, metainfo=dict(classes='cat')))
+    assert text == (
+        "metainfo.classes is the string 'cat', neither names, as in ('cat',), nor a file of names;\n"
+        "categories of the file: 'cat', 'dog', 'cow'"
+    )
+    assert texts(dict(make_coco(tmp_path / 'other'), metainfo=dict(classes='s3://bucket/names.txt'))) == []
+
+
+@pytest.mark.parametrize(
+    ('content', 'problem'),
+    [
+        ('[', 'it is no JSON: '),
+        ('[1]', "it lacks 'images' and 'categories'"),
+        ('{"images": [], "annotations": []}', "it lacks 'categories'"),
+        ('{"images": [{"id": 1}], "categories": []}', "an entry has not the form of COCO: KeyError: 'file_name'"),
+        ('{"images": 3, "categories": []}', 'an entry has not the form of COCO: TypeError: '),
+    ],
+)
+def test_files_of_another_format(tmp_path, content, problem):
+    dataset = make_coco(tmp_path)
+    (tmp_path / 'a.json').write_text(content)
+    (text,) = texts(dataset)
+    assert text.startswith(f'the file is not in the format of COCO: {problem}')
+
+
+def test_only_tests_go_without_annotations(tmp_path):
+    dataset = make_coco(tmp_path)
+    content = json.loads((tmp_path / 'a.json').read_text())
+    del content['annotations']
+    write(tmp_path, content)
+    assert texts(dataset) == ["the file has no 'annotations', which only a dataset with test_mode=True can do without"]
+    assert texts(dict(dataset, test_mode=True)) == []
+
+
+def test_images_that_are_not_on_disk(tmp_path):
+    """The first of them is named as missing, the note has their number; folders in file names are followed."""
+    names = ['a.jpg', 'b.jpg', 'c.jpg', 'd.jpg', 'e.jpg']
+    dataset = make_coco(tmp_path, names)
+    cfg = ConfigDict(train_dataloader=dict(dataset=dataset))
+    for name in names[1:]:
+        (tmp_path / 'images' / name).unlink()
+    (missing,) = data_check.find_missing(cfg, ['train'])
+    assert (missing.path, missing.key) == (f'{tmp_path}/images/b.jpg', 'train_dataloader.dataset.ann_file')
+    with pytest.raises(LaunchError) as error:
+        launch.check_data(cfg, 'c.py', ['train'])
+    assert (
+        f"{tmp_path}/images/b.jpg  <- train_dataloader.dataset.ann_file = 'a.json' "
+        '(4 of the 5 images that it lists are missing: b.jpg, c.jpg, d.jpg, ...)\n'
+    ) in str(error.value)
+    content = json.loads((tmp_path / 'a.json').read_text())
+    content['images'] = [dict(id=10, file_name='x/a.jpg'), dict(id=11, file_name='a.jpg')]
+    write(tmp_path, content)
+    assert [item.path for item in data_check.find_missing(cfg, ['train'])] == [f'{tmp_path}/images/x/a.jpg']
+    (tmp_path / 'images/x').mkdir()
+    (tmp_path / 'images/x/a.jpg').touch()
+    assert data_check.find_missing(cfg, ['train']) == []
+
+
+def test_remote_data_is_not_looked_at(tmp_path):
+    dataset = make_coco(tmp_path, metainfo=dict(classes=('bird',)))
+    (tmp_path / 'images/a.jpg').unlink()
+    assert texts(dict(dataset, data_root='s3://bucket')) == []
+    remote = dict(dataset, data_prefix=dict(img='s3://bucket/images'))
+    assert len(texts(remote)) == 1  # the annotations are here
+
+
+def test_annotations_of_the_metric(tmp_path):
+    """A root that moves takes the dataset along, but not the file that the metric reads."""
+    dataset = make_coco(tmp_path)
+    metric = dict(type='CocoMetric', ann_file='data/gone.json')
+    for evaluator, key in ((metric, 'val_evaluator'), ([dict(type='A', ann_file='x'), metric], 'val_evaluator.1')):
+        cfg = ConfigDict(val_dataloader=dict(dataset=dataset), val_evaluator=evaluator)
+        (missing,) = data_check.find_missing(cfg, ['val'])
+        assert (missing.key, missing.path) == (f'{key}.ann_file', os.path.abspath('data/gone.json'))
+        assert f'--cfg-options {key}.ann_file=PATH\n' in data_check.describe_missing([missing], 'c.py')
+    for ann_file in (None, 's3://bucket/a.json', f'{tmp_path}/a.json'):
+        cfg.val_evaluator = dict(metric, ann_file=ann_file)
+        assert data_check.find_missing(cfg, ['val']) == []
+
+
+def test_a_file_is_read_once(tmp_path, monkeypatch):
+    dataset = make_coco(tmp_path)
+    reads = []
+    load = json.load
+    monkeypatch.setattr(coco_check.json, 'load', lambda file: reads.append(file.name) or load(file))
+    cfg = ConfigDict(
+        train_dataloader=dict(dataset=dict(type='RepeatDataset', dataset=dataset)), val_dataloader=dict(dataset=dataset)
+    )
+    launch.check_data(cfg, 'c.py', ['train', 'val'])
+    assert reads == [f'{tmp_path}/a.json']
+    write(tmp_path, dict(images=[], categories=[], annotations=[]))
+    os.utime(tmp_path / 'a.json', (1, 1))
+    with pytest.raises(LaunchError):
+        launch.check_data(cfg, 'c.py', ['train', 'val'])
+
+
+CONFIG = """
+default_scope = 'mmdet'
+model = dict(type='Unbuilt')
+dataset = dict(type='CocoDataset', data_root={root!r}, ann_file='a.json', data_prefix=dict(img='images/'),
+               metainfo=dict(classes=('cat', 'Dog', 'cow')))
+train_dataloader = dict(batch_size=1, num_workers=0, dataset=dataset)
+val_dataloader = dict(batch_size=1, num_workers=0, dataset=dict(dataset, test_mode=True))
+train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=1)
+"""
+
+
+def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monkeypatch):
+    make_coco(tmp_path / 'data')
+    config = tmp_path / 'c.py'
+    config.write_text(CONFIG.format(root=str(tmp_path / 'data')))
+    monkeypatch.setattr(launch, 'build_runner', None)
+    with pytest.raises(LaunchError) as error:
+        launch.train(train_args(config, '--work-dir', tmp_path / 'work'))
+    assert str(error.value) == (
+        f'annotation files do not fit {config}:\n'
+        '\n'
+        f"  {tmp_path}/data/a.json  <- train_dataloader.dataset.ann_file = 'a.json', "
+        "val_dataloader.dataset.ann_file = 'a.json'\n"
+        "    - 1 of the 3 classes of metainfo.classes are no category of the file: 'Dog';\n"
+        "      1 of the 3 categories of the file are no class: 'dog'\n"
+        '\n'
+        'MMDetection would drop what does not fit without a word. The classes of a dataset are set by\n'
+        '  metainfo=dict(classes=(...))\n'
+        f'in {config} (or in a file of its _base_), with the names of the file in its order.'
+    )
