@@ -9,7 +9,7 @@ formulations of the latter agree to rounding, and :func:`position_lambda` takes 
 ====== ===================================================== ================= =====================================
 form   how                                                   multiply-adds     where
 ====== ===================================================== ================= =====================================
-conv   a convolution of the values makes all lambdas         H W r^2 k v       small scopes without gradient; exports
+conv   a convolution of the values makes all lambdas         H W r^2 k v       small inputs without gradient; exports
 dense  coefficients of all pairs by a gathered table         (H W)^2 h (k + v) maps of up to 100 positions
 tiled  the same, of a tile of queries at a time, recomputed  H W r^2 h (k + v) elsewhere
 ====== ===================================================== ================= =====================================
@@ -27,9 +27,10 @@ from mmkron.ops.lambda_tiles import PositionLambdaTiles
 FORMS = ('conv', 'dense', 'tiled')
 
 # What decides between the forms, and the tile of queries, (height, width): benchmarks/lambdas.md.
-DENSE_MAX_POSITIONS = 64
-CONV_MAX_SCOPE = 81
-CONV_MAX_LAMBDAS = 2**21
+DENSE_MAX_POSITIONS = 100
+CONV_SMALL_SCOPE = 81
+CONV_MAX_LAMBDAS = 2**20  # twice as many with a small scope
+CONV_MAX_VALUES = 64  # of a position, over the batch
 TILE = (4, 8)
 
 
@@ -139,9 +140,18 @@ def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, di
     if value.shape[3] * value.shape[4] <= DENSE_MAX_POSITIONS:
         return 'dense'
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
-    lambdas = query[:, 0].numel() * value.shape[2]
-    small = table.shape[2] * table.shape[3] <= CONV_MAX_SCOPE and lambdas <= CONV_MAX_LAMBDAS
-    return 'conv' if small and not needs_grad else 'tiled'
+    return 'tiled' if needs_grad or not _is_small(query, value, table) else 'conv'
+
+
+def _is_small(query: Tensor, value: Tensor, table: Tensor) -> bool:
+    """Whether a convolution is faster than tiles, whose tables few values share, without a backward pass."""
+    values = value.shape[0] * value.shape[2]
+    lambdas = query.shape[2] * query.shape[3] * query.shape[4] * values
+    if table.shape[2] * table.shape[3] <= CONV_SMALL_SCOPE:
+        return lambdas <= 2 * CONV_MAX_LAMBDAS
+    # On maps below the radius torch takes a convolution that is many times slower.
+    inside = all(size > side // 2 for size, side in zip(value.shape[3:], table.shape[2:]))
+    return inside and values <= CONV_MAX_VALUES and lambdas < CONV_MAX_LAMBDAS
 
 
 def position_lambda_conv(

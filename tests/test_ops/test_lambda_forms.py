@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mmkron.ops import lambda_tiles, lambdas, position_lambda
-from mmkron.ops.lambdas import CONV_MAX_SCOPE, DENSE_MAX_POSITIONS, FORMS, choose_form
+from mmkron.ops.lambdas import CONV_MAX_VALUES, CONV_SMALL_SCOPE, DENSE_MAX_POSITIONS, FORMS, choose_form
 
 # batch, h, k, u, v, size, scope, stride, dilation
 CASES = {
@@ -419,20 +419,27 @@ class TestChoice:
         return choose_form(query, value.requires_grad_(grad), table, stride, dilation)
 
     def test_feature(self):
-        side = int(CONV_MAX_SCOPE**0.5)
+        side = int(CONV_SMALL_SCOPE**0.5)
         side -= 1 - side % 2
+        many = CONV_MAX_VALUES + 1
         assert self.choose((1, DENSE_MAX_POSITIONS), (5, 5)) == 'dense'
-        assert self.choose((1, DENSE_MAX_POSITIONS + 1), (side, side)) == 'conv'
-        assert self.choose((1, DENSE_MAX_POSITIONS + 1), (side + 2, side + 2)) == 'tiled'
+        assert self.choose((1, DENSE_MAX_POSITIONS + 1), (side, side), width=many) == 'conv'
         assert self.choose((1, DENSE_MAX_POSITIONS + 1), (3, 3), grad=True) == 'tiled'
+        assert self.choose((12, 13), (23, 25), width=many - 1) == 'conv'
+        assert self.choose((12, 13), (23, 25), width=many) == 'tiled'
+        assert self.choose((12, 13), (23, 27)) == 'tiled'
+        assert self.choose((12, 13), (23, 23), grad=True) == 'tiled'
         assert self.choose((5, 5), (3, 3), grad=True) == 'dense'
         for size in ((5, 5), (40, 40)):
             assert self.choose(size, (23, 23), stride=2, dilation=2, grad=True) == 'conv'
 
     def test_lambdas_that_are_too_large(self, monkeypatch):
-        assert self.choose((20, 30), (3, 3), width=4) == 'conv'
-        monkeypatch.setattr(lambdas, 'CONV_MAX_LAMBDAS', 20 * 30 * 4 - 1)
-        assert self.choose((20, 30), (3, 3), width=4) == 'tiled'
+        lambdas_of = 20 * 30 * 4
+        for scope, limit in (((3, 3), -(-lambdas_of // 2)), ((23, 23), lambdas_of + 1)):
+            monkeypatch.setattr(lambdas, 'CONV_MAX_LAMBDAS', limit)
+            assert self.choose((20, 30), scope, width=4) == 'conv'
+            monkeypatch.setattr(lambdas, 'CONV_MAX_LAMBDAS', limit - 1)
+            assert self.choose((20, 30), scope, width=4) == 'tiled'
 
     def test_no_grad(self):
         query, value, table, _ = (x.requires_grad_() for x in operands(1, 1, 1, 1, 1, (20, 30), (3, 3)))
