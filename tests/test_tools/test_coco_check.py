@@ -62,7 +62,7 @@ def test_training_on_some_categories_is_no_mistake(tmp_path):
 
 def test_the_host_keeps_what_the_check_counts(tmp_path):
     """MMDetection's labels are those of the file's order, and what does not fit is gone: the reason for the check."""
-    coco = pytest.importorskip('mmdet.datasets').CocoDataset
+    coco = pytest.importorskip('mmdet.datasets', reason='compares with MMDetection').CocoDataset
     dataset = make_coco(tmp_path, annotations=[(1, 10), (2, 10), (7, 10), (5, 11), (2, 99)])
     content = json.loads((tmp_path / 'a.json').read_text())
     for each in content['annotations']:
@@ -93,7 +93,7 @@ def test_names_in_another_order(tmp_path):
 
 
 def test_classes_of_coco_are_the_default(tmp_path):
-    pytest.importorskip('mmdet')
+    pytest.importorskip('mmdet', reason='runs MMDetection configs')
     dataset = make_coco(tmp_path, metainfo={})
     (text,) = texts(dataset)
     assert text == (

@@ -44,14 +44,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             raise LaunchError(f'SRC must be a file {", ".join(PICKLES)} or .safetensors, got {path}')
     except OSError as error:
         raise LaunchError(f'SRC cannot be read: {error}') from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
         if isinstance(error, LaunchError):
             raise
-        raise LaunchError(f'SRC {path} holds no weights that can be read without running its code') from error
+        raise LaunchError(
+            f'SRC {path} is damaged, or holds no weights that can be read without running its code'
+        ) from error
     for key in ('state_dict', 'model'):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
+    if (
+        not isinstance(content, dict)
+        or not content
+        or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
+    ):
         raise LaunchError(f'SRC {path} must hold a state dict, names and tensors; it does not')
     return {name.removeprefix('module.'): value for name, value in content.items()}
 
