@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmkron.ops.checks import check_int, check_map
+from mmkron.ops.checks import check_int, check_map, resolve_size
 from mmkron.ops.lambdas import content_matrix, position_lambda
 from mmkron.registry import MODELS
 
@@ -174,12 +174,7 @@ def table_sides(scope: int | None, feat_size: int | Sequence[int] | None) -> tup
         return scope, scope
     if feat_size is None:
         raise ValueError('feat_size must be given for a global layer (scope=None), as a side or (H, W); got None')
-    is_pair = isinstance(feat_size, Sequence) and not isinstance(feat_size, str)
-    sides = tuple(feat_size) if is_pair else (feat_size, feat_size)
-    if len(sides) != 2:
-        raise ValueError(f'feat_size must be a side or (H, W), got {feat_size!r}')
-    for side in sides:
-        check_int('feat_size', side)
+    sides = resolve_size('feat_size', feat_size)
     return 2 * sides[0] - 1, 2 * sides[1] - 1
 
 

@@ -76,3 +76,19 @@ def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tupl
     if not resolved or len(resolved) != len(items):
         raise ValueError(f'{name} must name at least one, and each once; got {indices!r}')
     return tuple(resolved)
+
+
+def resolve_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
+    """(H, W) of a side or of (H, W).
+
+    Raises:
+        TypeError: a side that is no int.
+        ValueError: another number of sides than one or two, or one below 1.
+    """
+    is_sequence = isinstance(size, Sequence) and not isinstance(size, str)
+    sides = tuple(size) if is_sequence else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f'{name} must be a side or (H, W), got {size!r}')
+    for side in sides:
+        check_int(name, side)
+    return sides

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmkron.layers.lambda_layer import LambdaLayer
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import check_choice, check_int, check_number
+from mmkron.ops.checks import check_choice, check_int, check_number, resolve_size
 from mmkron.registry import MODELS
 
 # depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. Those of 50, 101 and 152 have
@@ -122,7 +122,9 @@ class LambdaResNet(Backbone):
         norm_cfg = norm_cfg or dict(type='BN')
         lambda_cfg = resolve_lambda_cfg(lambda_cfg, norm_cfg)
         is_global = 'scope' in lambda_cfg and lambda_cfg['scope'] is None
-        img_size = resolve_size(img_size) if is_global else None
+        if is_global and img_size is None:
+            raise ValueError('img_size must be a side or (H, W) where lambda_cfg has scope=None (global), got None')
+        img_size = resolve_size('img_size', img_size) if is_global else None
         super().__init__(
             in_channels,
             len(STAGES),
@@ -378,19 +380,3 @@ def resolve_lambda_cfg(lambda_cfg: Mapping[str, Any] | None, norm_cfg: dict) -> 
     if set(lambda_cfg) - set(LAYER_ARGUMENTS):
         raise ValueError(f'lambda_cfg must have keys of {LAYER_ARGUMENTS}, got {tuple(lambda_cfg)}')
     return dict(dict(norm_cfg=norm_cfg), **lambda_cfg)
-
-
-def resolve_size(img_size: int | Sequence[int] | None) -> tuple[int, int]:
-    """(H, W) of ``img_size``.
-
-    Raises:
-        TypeError, ValueError: neither a side nor two, or one below 1.
-    """
-    if img_size is None:
-        raise ValueError('img_size must be a side or (H, W) where lambda_cfg has scope=None (global), got None')
-    sides = img_size if isinstance(img_size, Sequence) and not isinstance(img_size, str) else (img_size, img_size)
-    if len(sides) != 2:
-        raise ValueError(f'img_size must be a side or (H, W), got {img_size!r}')
-    for side in sides:
-        check_int('img_size', side)
-    return tuple(sides)
