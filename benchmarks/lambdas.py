@@ -1,4 +1,4 @@
-"""Time and peak memory of lambda layers against public ones, of the forms of the position lambda, and of networks.
+"""Time and peak memory of lambda layers against public ones, and time of networks with them.
 
 Writes lambdas.md and lambdas.png beside this script; with --device cuda the layers alone, to lambdas_cuda.md. k 16,
 h 4, u 1, float32. Ratios within one run count; absolute times do not. "forward" is inference, with batch norm in
@@ -9,7 +9,7 @@ and what backward needs, and not the input or the weights.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -154,9 +154,9 @@ def peak(case: tuple[str, int, int, int, str]) -> int:
     return memory_of(partial(STEPS[step], layer, x))
 
 
-def measure_memory(cases: list[tuple[str, int, int]], batch: int, steps: Iterable[str] = tuple(STEPS)) -> Figures:
+def measure_memory(cases: list[tuple[str, int, int]], batch: int) -> Figures:
     figures: Figures = {}
-    keys = [(name, batch, channels, size, step) for name, channels, size in cases for step in steps]
+    keys = [(name, batch, channels, size, step) for name, channels, size in cases for step in STEPS]
     for (name, _, channels, size, step), value in in_own_processes(peak, keys):
         figures[name, channels, size, step] = value
         print(name, channels, size, step, f'{1e-6 * value:.1f} MB', flush=True)
@@ -220,47 +220,28 @@ def goals(times: dict[int, Figures], held: Figures) -> str:
 
 
 def never_slower(seconds: Figures, held: Figures) -> str:
-    """The map sizes of the sweep: ours against the best peer of each."""
+    """How many times as much as ours the best peer takes at each map size of the sweep, and if it is never less."""
     peers = [name for name in LAYERS if name != OURS]
-    rows = []
-    for size in SWEEP_SIZES:
-        row = [f'{size} x {size}']
-        for figures, step in ((seconds, 'forward'), (seconds, 'both'), (held, 'both')):
-            best = min(figures[name, SWEEP_CHANNELS, size, step] for name in peers)
-            row.append(f'{best / figures[OURS, SWEEP_CHANNELS, size, step]:.2f}')
-        rows.append(row)
-    header = ['map', 'faster, forward', 'faster, both', 'smaller, both']
-    return table(header, rows)
-
-
-def compare_forms() -> str:
-    """The forms of the position lambda, one thread: what the choice between them comes from."""
-    rows = []
-    cases = [(1, 64, 56), (8, 64, 56), (1, 128, 28), (8, 128, 28), (1, 256, 14), (8, 256, 14)]
-    cases = [(*case, scope) for case in cases for scope in (3, 9, 23)]
-    cases += [(batch, 256, size, 23) for batch in (1, 8) for size in (7, 10, 12)]
-    for batch, channels, size, scope in cases:
-        query = torch.randn(batch, 4, 16, size, size)
-        value = torch.randn(batch, 1, channels // 4, size, size)
-        weights = torch.randn(1, 16, scope, scope, requires_grad=True)
-        names = [form for form in lambdas.FORMS if form != 'dense' or size <= 14]
-
-        def run(form: str, step: str, operands: tuple[Tensor, ...] = (query, value, weights)) -> None:
-            query, value, weights = operands
-            if step == 'both':
-                out = lambdas.position_lambda(query.requires_grad_(), value.requires_grad_(), weights, form=form)
-                out.backward(torch.ones_like(out))
-            else:
-                with torch.no_grad():
-                    lambdas.position_lambda(query, value, weights, form=form)
-
-        row = [f'({batch}, {channels}, {size}, {size})', str(scope)]
-        for step in STEPS:
-            seconds = medians({name: partial(run, name, step) for name in names}, rounds=5, least=0.01)
-            row += [f'{1e3 * seconds[name]:.2f}' if name in seconds else '' for name in lambdas.FORMS]
-        rows.append(row)
-        print(*row, flush=True)
-    return table(['map', 'scope', *(f'{form}, {step}' for step in STEPS for form in lambdas.FORMS)], rows)
+    columns = {
+        'time, forward': (seconds, 'forward'),
+        'time, both': (seconds, 'both'),
+        'memory, forward': (held, 'forward'),
+        'memory, both': (held, 'both'),
+    }
+    ratios = {
+        title: [
+            min(figures[name, SWEEP_CHANNELS, size, step] for name in peers) / figures[OURS, SWEEP_CHANNELS, size, step]
+            for size in SWEEP_SIZES
+        ]
+        for title, (figures, step) in columns.items()
+    }
+    lines = []
+    for title, values in ratios.items():
+        misses = [f'{size} ({value:.2f})' for size, value in zip(SWEEP_SIZES, values) if value < 1]
+        verdict = f'**Not met** at {", ".join(misses)}' if misses else '**Met**'
+        lines.append(f'- {title}, no more than the best peer at any size: {verdict}')
+    rows = [[f'{size} x {size}', *(f'{of[i]:.2f}' for of in ratios.values())] for i, size in enumerate(SWEEP_SIZES)]
+    return '\n'.join(lines) + '\n\n' + table(['map', *columns], rows)
 
 
 def compare_networks() -> str:
@@ -332,7 +313,7 @@ def main() -> None:
     device = parser.parse_args().device
     check_peers()
     named = [(name, *case) for case in GOALS for name in LAYERS]
-    named += [('timm, global', 256, 14), *(('local attention', *case) for case in GOALS if case[1] <= 32)]
+    named += [('timm, global', 256, 14), *(('local attention', *case) for case in GOALS)]
     if device == 'cuda':
         held, times = measure_cuda_memory(named, BATCH), {1: measure_time(named, BATCH, rounds=9, device=device)}
         text = (
@@ -343,7 +324,7 @@ def main() -> None:
         return
     sweep = [(name, SWEEP_CHANNELS, size) for size in SWEEP_SIZES for name in LAYERS]
     held = measure_memory(named, BATCH)
-    held_sweep = measure_memory(sweep, BATCH, ['both'])
+    held_sweep = measure_memory(sweep, BATCH)
     times = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -366,11 +347,9 @@ of the same {SCOPE} x {SCOPE} positions, four heads.
 
 ## Against the best peer at each map size, ({BATCH}, {SWEEP_CHANNELS}, H, W), one thread
 
+How many times as much the best peer takes, of the public layers and the 3-D convolution.
+
 {never_slower(seconds_sweep, held_sweep)}
-
-## Forms of the position lambda, milliseconds, one thread
-
-{compare_forms()}
 
 ## Networks, 224 x 224, batch 2, one thread
 

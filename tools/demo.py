@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,9 +75,11 @@ def enlarge(image: np.ndarray, sample):
     size = round(height * factor), round(width * factor)
     truth, found = sample.gt_instances, sample.pred_instances
     truth.bboxes, found.bboxes = truth.bboxes * factor, found.bboxes * factor
-    truth.masks = truth.masks.resize(size)
-    smooth = torch.nn.functional.interpolate(found.masks[None].float(), size, mode='bilinear')[0]
-    found.masks = smooth > 0.5
+    if 'masks' in truth:
+        truth.masks = truth.masks.resize(size)
+    if 'masks' in found:
+        smooth = torch.nn.functional.interpolate(found.masks[None].float(), size, mode='bilinear')[0]
+        found.masks = smooth > 0.5
     return mmcv.imresize(image, size[::-1], interpolation='bicubic'), sample
 
 
@@ -108,14 +111,30 @@ def report_detector(runner: Runner, picture: Path) -> dict[str, str]:
         f'best {kind}': f'mAP {metrics[f"coco/{kind}_mAP"]:.3f}, mAP50 {metrics[f"coco/{kind}_mAP_50"]:.3f} '
         f'on {len(dataset)} validation images'
         for kind in ('bbox', 'segm')
+        if f'coco/{kind}_mAP' in metrics
     }
 
 
 REPORTS = {'mmpretrain': report_classifier, 'mmdet': report_detector}
 
 
-def main(argv: list[str] | None = None) -> None:
-    runner = launch.train(train_tool.parse_args(argv))
+def check_config(args: Namespace) -> None:
+    """Raises LaunchError for what would only show after the training."""
+    cfg = launch.merge_train_args(launch.load_config(args.config), args)
+    scope = cfg.get('default_scope')
+    if scope not in REPORTS:
+        raise launch.LaunchError(f'default_scope must be one of {tuple(REPORTS)} for a demo, got {scope!r}')
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    if cfg.get('val_evaluator') is None or not hook.get('save_best'):
+        raise launch.LaunchError(
+            f'a demo is of the best checkpoint, which needs val_evaluator and default_hooks.checkpoint.save_best; '
+            f'{args.config} has not both'
+        )
+
+
+def run(args: Namespace) -> None:
+    check_config(args)
+    runner = launch.train(args)
     best = runner.message_hub.get_info('best_ckpt')
     load_checkpoint(runner.model, best, map_location='cpu')
     picture = Path(runner.work_dir) / 'predictions.png'
@@ -124,6 +143,10 @@ def main(argv: list[str] | None = None) -> None:
     print()
     for name, value in lines.items():
         print(f'{name:<11} {value}')
+
+
+def main(argv: list[str] | None = None) -> None:
+    launch.main(run, train_tool.parse_args(argv))
 
 
 if __name__ == '__main__':

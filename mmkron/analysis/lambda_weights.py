@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,9 @@ RESNET_PARTS = {
     'downsample.1.': 'shortcut.1.bn.',
 }
 
+# What a LambdaResNet may have otherwise than a ResNet.
+SPATIAL_PARTS = r'^stages\.\d\.\d+\.(spatial|se)\.'
+
 COUNTER = '.num_batches_tracked'
 
 
@@ -100,9 +104,22 @@ def convert_resnet(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor
     Args:
         state_dict: of torchvision's ResNet, of MMPretrain's (style ``pytorch``) or of an MMPretrain classifier with it.
         target: state dict of the LambdaResNet.
+
+    Raises:
+        ValueError: networks that differ in more than what :data:`SPATIAL_PARTS` matches.
     """
     values = {name.removeprefix('backbone.').removeprefix('head.'): v for name, v in state_dict.items()}
-    return _fit(values, target, _resnet_name, 'fc.')
+    converted = _fit(values, target, _resnet_name, 'fc.')
+    places = [place for place in map(_resnet_name, converted.unused) if place]
+    differing = [name for name in (*places, *converted.missing) if not re.search(SPATIAL_PARTS, name)]
+    if differing:
+        theirs = _count_blocks(values, r'layer(\d)\.(\d+)\.')
+        ours = _count_blocks(target, r'stages\.(\d)\.(\d+)\.')
+        raise ValueError(
+            f'state_dict must be of a ResNet of bottlenecks with as many blocks a stage as the target, {ours}, and '
+            f"skeleton 'v1.5'; got {theirs} blocks, and {len(differing)} entries that differ, as {differing[0]}"
+        )
+    return converted
 
 
 def convert_lambda_networks(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -151,6 +168,12 @@ def _resnet_name(name: str) -> str | None:
         return f'stem.0.{found[1]}.{found[2]}'
     found = re.fullmatch(r'layer(\d)\.(\d+)\.(.+)', name)
     return found and _exchange(f'stages.{int(found[1]) - 1}.{found[2]}.', found[3], RESNET_PARTS)
+
+
+def _count_blocks(names: Iterable[str], pattern: str) -> tuple[int, ...]:
+    """Blocks of each stage; ``pattern`` finds the numbers of stage and block."""
+    found = sorted({match.groups() for name in names if (match := re.match(pattern, name))})
+    return tuple(Counter(stage for stage, _ in found).values())
 
 
 def _exchange(block: str, name: str, parts: Mapping[str, str]) -> str | None:

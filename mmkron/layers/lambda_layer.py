@@ -22,7 +22,8 @@ class LambdaLayer(BaseModule):
 
     Any map size goes. A global layer sees the whole map up to ``feat_size``, by the centre of its table where the map
     is smaller; on a larger map, positions further away than its table reaches add nothing to the position lambda.
-    Weights of a global layer for another ``feat_size`` load in the same way: cropped, or extended by zeros.
+    Weights of a global layer for another ``feat_size`` load in the same way: cropped, or extended by zeros. So do
+    those of a local layer, whose table is a global one's with zeros beyond the scope.
 
     Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602), section 3: batch normalisation on queries and values,
     softmax on the keys over the positions of the whole map, no bias, no activation.

@@ -1,9 +1,10 @@
 """The reordered position lambda, tile by tile: the fast form of :func:`mmkron.ops.position_lambda`.
 
-Instead of the k x v lambda of a query n, which costs ``m k v``, it makes the h coefficients of the query to each
-context position m, ``A[h, n, m] = q[h, n] . E[m - n]``, and sums the values with them, which costs ``m h (k + v)``. The
-queries of a tile share a window of the map, so both steps are matrix products. The coefficients exist for one tile at a
-time, forward and backward; nothing of the size of a lambda for each query, or of a table over all pairs, is stored.
+Instead of the k x v lambda of a query n, which costs ``m k v`` for the m positions of its scope, it makes the h
+coefficients of the query to each position, ``A[h, n, m] = q[h, n] . E[m - n]``, and sums the values with them, which
+costs ``m h (k + v)``. The queries of a tile share a window of the map, so both steps are matrix products, and m is that
+window: somewhat more than the scope, less what the border cuts off. The coefficients exist for one tile at a time,
+forward and backward; nothing of the size of a lambda for each query, or of a table over all pairs, is stored.
 
 The embeddings that a tile needs depend on offsets alone. One Toeplitz table serves all tiles of a column of tiles; what
 a border cuts off is a slice of its rows.
@@ -18,8 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Coefficients that are held at a time: what the caches of a CPU hold; benchmarks/lambdas.md.
+# Fastest on a CPU; no GPU was measured. Coefficients that are held at a time: what the caches hold.
 CHUNK_COEFFICIENTS = 2**20
+# At most these rows and positions has a tile of queries, more of the latter where one tile then has all columns.
+TILE_ROWS = 4
+TILE_POSITIONS = 40
+WHOLE_POSITIONS = 56
 
 
 class Span(NamedTuple):
@@ -62,6 +67,14 @@ class Geometry(NamedTuple):
     def pad(self, axis: int) -> int:
         """Zeros on both sides of the embeddings, so that the windows of all queries of a tile lie in them."""
         return (self.tile[axis] - 1) * self.stride
+
+
+def choose_tile(size: tuple[int, int], stride: int = 1) -> tuple[int, int]:
+    """Height and width of the tiles of queries for a map of values (H, W): a few rows, and columns of equal shares."""
+    rows, columns = (-(-side // stride) for side in size)
+    height = min(rows, TILE_ROWS)
+    count = 1 if height * columns <= WHOLE_POSITIONS else -(-height * columns // TILE_POSITIONS)
+    return height, -(-columns // count)
 
 
 class Band:

@@ -4,17 +4,17 @@ Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602), section 3.
 
 A lambda is a k x v matrix that a context makes and that queries multiply. The content lambda is one for the whole map,
 ``softmax(K)^T V``; the position lambda of query n is ``E_n^T V``, with embeddings that depend on offsets alone. Three
-formulations of the latter agree to rounding; :func:`choose_form` takes one by rules measured on a CPU at h 4, k 16:
+formulations of the latter agree to rounding; :func:`choose_form` takes the one with the least estimated time:
 
-====== ===================================================== ================= =====================================
-form   how                                                   multiply-adds     where
-====== ===================================================== ================= =====================================
-conv   a convolution of the values makes all lambdas         H W r^2 k v       small inputs without gradient; exports
-dense  coefficients of all pairs by a gathered table         (H W)^2 h (k + v) maps of up to 100 positions
-tiled  the same, of a tile of queries at a time, recomputed  H W M h (k + v)   elsewhere
-====== ===================================================== ================= =====================================
+====== ====================================================== ================= ====================================
+form   how                                                    multiply-adds     fastest
+====== ====================================================== ================= ====================================
+conv   a convolution of the values makes all lambdas          H W r^2 k v       few values, small scopes; in exports
+dense  coefficients of all pairs by a gathered table          (H W)^2 h (k + v) maps of up to 100 positions
+tiled  the same, of a tile of queries at a time, recomputed   H W M h (k + v)   most others, above all in training
+====== ====================================================== ================= ====================================
 
-M is the window of a tile of 4 x 8 queries, (r + 3) (r + 7) less what the border cuts off.
+M is the window of a tile of t x t' queries, (r + t - 1) (r + t' - 1) less what the border cuts off.
 """
 
 from __future__ import annotations
@@ -24,16 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmkron.ops.checks import check_choice, check_int
-from mmkron.ops.lambda_tiles import PositionLambdaTiles
+from mmkron.ops.lambda_cost import DENSE_MAX_POSITIONS, Problem, estimate
+from mmkron.ops.lambda_tiles import PositionLambdaTiles, choose_tile
 
 FORMS = ('conv', 'dense', 'tiled')
-
-# What decides between the forms, and the tile of queries, (height, width): benchmarks/lambdas.md.
-DENSE_MAX_POSITIONS = 100
-CONV_SMALL_SCOPE = 81
-CONV_MAX_LAMBDAS = 2**20  # twice as many with a small scope
-CONV_MAX_VALUES = 64  # of a position, over the batch
-TILE = (4, 8)
 
 
 def content_lambda(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -136,25 +130,17 @@ def position_lambda(
 
 
 def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, dilation: int = 1) -> str:
-    """``conv``, ``dense`` or ``tiled``, by rules measured at h 4 and k 16 on a CPU: others may do better."""
+    """``conv``, ``dense`` or ``tiled``: the form of the least :func:`mmkron.ops.lambda_cost.estimate`."""
     # Exported graphs keep their sizes free, and compilers know a convolution.
     if torch.jit.is_tracing() or torch.compiler.is_compiling() or (stride > 1 and dilation > 1):
         return 'conv'
-    if value.shape[3] * value.shape[4] <= DENSE_MAX_POSITIONS:
-        return 'dense'
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
-    return 'tiled' if needs_grad or not _is_small(query, value, table) else 'conv'
-
-
-def _is_small(query: Tensor, value: Tensor, table: Tensor) -> bool:
-    """Whether a convolution is faster than tiles, whose tables few values share, without a backward pass."""
-    values = value.shape[0] * value.shape[2]
-    lambdas = query.shape[2] * query.shape[3] * query.shape[4] * values
-    if table.shape[2] * table.shape[3] <= CONV_SMALL_SCOPE:
-        return lambdas <= 2 * CONV_MAX_LAMBDAS
-    # On maps below the radius torch takes a convolution that is many times slower.
-    inside = all(size > side // 2 for size, side in zip(value.shape[3:], table.shape[2:]))
-    return inside and values <= CONV_MAX_VALUES and lambdas < CONV_MAX_LAMBDAS
+    # The phases of a dilation are samples.
+    size = tuple(-(-side // dilation) for side in value.shape[3:])
+    heads, depth, intra, width = query.shape[1], query.shape[2], value.shape[1], value.shape[2]
+    problem = Problem(value.shape[0] * dilation**2, heads, depth, width, intra, size, tuple(table.shape[2:]), stride)
+    backward = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
+    forms = FORMS if size[0] * size[1] <= DENSE_MAX_POSITIONS else ('conv', 'tiled')
+    return min(forms, key=lambda form: estimate(form, problem, backward))
 
 
 def position_lambda_conv(
@@ -206,7 +192,7 @@ def position_lambda_tiled(
     pad = [min(0, size - 1 - side // 2) for side, size in zip(table.shape[2:], value.shape[3:])]
     if any(pad):
         table = F.pad(table, (pad[1], pad[1], pad[0], pad[0]))
-    return PositionLambdaTiles.apply(query, value, table, content, stride, TILE)
+    return PositionLambdaTiles.apply(query, value, table, content, stride, choose_tile(tuple(value.shape[3:]), stride))
 
 
 _FUNCTIONS = {'conv': position_lambda_conv, 'dense': position_lambda_dense, 'tiled': position_lambda_tiled}

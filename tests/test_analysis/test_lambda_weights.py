@@ -148,3 +148,29 @@ def test_resnet_with_lambda_layers():
     assert converted.missing == [f'stages.3.{block}.spatial.{part}' for block in range(3) for part in parts]
     counters = 3 * 3  # of batch norm, in the lambda layer and after it
     assert len(converted.state_dict) + len(converted.missing) + counters == len(ours)
+
+
+@pytest.mark.parametrize(
+    ('build', 'message'),
+    [
+        (torchvision.models.resnet18, r'got \(2, 2, 2, 2\) blocks, .* that differ, as stages.0.0'),
+        (torchvision.models.resnet34, r'got \(3, 4, 6, 3\) blocks, .* that differ, as stages.0.0'),
+        (
+            torchvision.models.resnet101,
+            r'got \(3, 4, 23, 3\) blocks, and 170 entries that differ, as stages.2.6.reduce.',
+        ),
+    ],
+)
+def test_resnet_of_other_blocks(build, message):
+    with torch.device('meta'):
+        theirs = build().state_dict()
+        ours = LambdaResNet(stage_layers='CCLL', skeleton='v1.5').state_dict()
+    with pytest.raises(ValueError, match=rf'as the target, \(3, 4, 6, 3\), and .*{message}'):
+        convert_resnet(theirs, ours)
+
+
+def test_resnet_without_squeeze_and_excitation():
+    with torch.device('meta'):
+        theirs = torchvision.models.resnet50().state_dict()
+        ours = LambdaResNet(stage_layers='CCCC', skeleton='v1.5', se=True).state_dict()
+    assert {name.split('.')[3] for name in convert_resnet(theirs, ours).missing} == {'se'}

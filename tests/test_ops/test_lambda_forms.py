@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mmkron.ops import lambda_tiles, lambdas, position_lambda
-from mmkron.ops.lambdas import CONV_MAX_VALUES, CONV_SMALL_SCOPE, DENSE_MAX_POSITIONS, FORMS, choose_form
+from mmkron.ops.lambdas import FORMS
 
 # batch, h, k, u, v, size, scope, stride, dilation
 CASES = {
@@ -315,7 +315,7 @@ class TestTiles:
 
         monkeypatch.setattr(lambda_tiles, 'Part', spy)
         window = (3 * stride + 1 + 2) * (7 * stride + 1 + 4)  # that 4 x 8 queries see by 3 x 5
-        monkeypatch.setattr(lambdas, 'TILE', (4, 8))
+        monkeypatch.setattr(lambdas, 'choose_tile', lambda *_: (4, 8))
         monkeypatch.setattr(lambda_tiles, 'CHUNK_COEFFICIENTS', count * 4 * 8 * 2 * window)
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
         assert taken == {count, 5 % count or count}
@@ -325,7 +325,7 @@ class TestTiles:
     def test_tile(self, monkeypatch, tile, stride):
         inputs = operands(2, 2, 3, 2, 3, (11, 10), (5, 7), stride)
         expected = differentiate(inputs, stride=stride, form='conv')
-        monkeypatch.setattr(lambdas, 'TILE', tile)
+        monkeypatch.setattr(lambdas, 'choose_tile', lambda *_: tile)
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
 
     def test_memory(self):
@@ -411,46 +411,6 @@ class TestPrecision:
         assert [x.dtype for x in outs] == [dtype, dtype, dtype, torch.float32, torch.float32]
         for out, other in zip(outs, expected):
             assert (out - other).abs().max() < 0.03 * other.abs().max()
-
-
-class TestChoice:
-    def choose(self, size, scope, stride=1, dilation=1, grad=False, width=1):
-        query, value, table, _ = operands(1, 1, 1, 1, width, size, scope, stride)
-        return choose_form(query, value.requires_grad_(grad), table, stride, dilation)
-
-    def test_feature(self):
-        side = int(CONV_SMALL_SCOPE**0.5)
-        side -= 1 - side % 2
-        many = CONV_MAX_VALUES + 1
-        assert self.choose((1, DENSE_MAX_POSITIONS), (5, 5)) == 'dense'
-        assert self.choose((1, DENSE_MAX_POSITIONS + 1), (side, side), width=many) == 'conv'
-        assert self.choose((1, DENSE_MAX_POSITIONS + 1), (3, 3), grad=True) == 'tiled'
-        assert self.choose((12, 13), (23, 25), width=many - 1) == 'conv'
-        assert self.choose((12, 13), (23, 25), width=many) == 'tiled'
-        assert self.choose((12, 13), (23, 27)) == 'tiled'
-        assert self.choose((12, 13), (23, 23), grad=True) == 'tiled'
-        assert self.choose((5, 5), (3, 3), grad=True) == 'dense'
-        for size in ((5, 5), (40, 40)):
-            assert self.choose(size, (23, 23), stride=2, dilation=2, grad=True) == 'conv'
-
-    def test_lambdas_that_are_too_large(self, monkeypatch):
-        lambdas_of = 20 * 30 * 4
-        for scope, limit in (((3, 3), -(-lambdas_of // 2)), ((23, 23), lambdas_of + 1)):
-            monkeypatch.setattr(lambdas, 'CONV_MAX_LAMBDAS', limit)
-            assert self.choose((20, 30), scope, width=4) == 'conv'
-            monkeypatch.setattr(lambdas, 'CONV_MAX_LAMBDAS', limit - 1)
-            assert self.choose((20, 30), scope, width=4) == 'tiled'
-
-    def test_no_grad(self):
-        query, value, table, _ = (x.requires_grad_() for x in operands(1, 1, 1, 1, 1, (20, 30), (3, 3)))
-        assert choose_form(query, value, table) == 'tiled'
-        with torch.no_grad():
-            assert choose_form(query, value, table) == 'conv'
-
-    @pytest.mark.parametrize('owner', ['compiler.is_compiling', 'jit.is_tracing'])
-    def test_graphs(self, monkeypatch, owner):
-        monkeypatch.setattr(f'torch.{owner}', lambda: True)
-        assert self.choose((5, 5), (3, 3)) == self.choose((40, 40), (23, 23), grad=True) == 'conv'
 
 
 class TestGraphs:

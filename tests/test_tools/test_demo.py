@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -12,10 +13,15 @@ from mmkron.engine import launch
 from .conftest import ROOT
 
 
-def test_demo(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def demo(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / 'tools'))
     import demo
 
+    return demo
+
+
+def test_demo(tmp_path, demo, capsys):
     options = ['train_cfg.max_epochs=2', 'train_dataloader.batch_size=128', 'param_scheduler=None']
     config = str(ROOT / 'configs/kanet/kanet-kv_digits.py')
     demo.main([config, '--work-dir', str(tmp_path), '--cfg-options', *options])
@@ -32,3 +38,18 @@ def test_demo(tmp_path, monkeypatch, capsys):
     picture = np.asarray(Image.open(report['picture']).convert('RGB'))
     red = (picture[..., 0] > 200) & (picture[..., 1:] < 80).all(-1)
     assert red.any()  # after two epochs some predictions are wrong
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (['default_scope=mmseg'], r"default_scope must be one of \('mmpretrain', 'mmdet'\) for a demo, got 'mmseg'"),
+        (['default_hooks.checkpoint.save_best=None'], 'needs val_evaluator and default_hooks.checkpoint.save_best'),
+        (['val_evaluator=None'], 'needs val_evaluator and default_hooks.checkpoint.save_best'),
+    ],
+)
+def test_refused_before_the_training(tmp_path, demo, options, message):
+    config = str(ROOT / 'configs/kanet/kanet-kv_digits.py')
+    with pytest.raises(SystemExit, match=f'^error: .*{message}'):
+        demo.main([config, '--work-dir', str(tmp_path / 'work'), '--cfg-options', *options])
+    assert not (tmp_path / 'work').exists()

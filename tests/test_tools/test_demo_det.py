@@ -165,6 +165,24 @@ def test_enlarge(demo):
         assert mask.sum() == pytest.approx(250 * 150, rel=0.02)
 
 
+def test_boxes_alone(tmp_path, demo, capsys):
+    """Without masks in the network, the data and the metrics."""
+    config = make_config(tmp_path, 2, '--train', '2', '--val', '2')
+    options = [
+        'model.roi_head.mask_head=None',
+        'model.roi_head.mask_roi_extractor=None',
+        'train_dataloader.dataset.pipeline.1.with_mask=False',
+        'val_dataloader.dataset.pipeline.2.with_mask=False',
+        'val_evaluator.metric=bbox',
+        'default_hooks.checkpoint.save_best=coco/bbox_mAP',
+        'train_cfg.max_epochs=1',
+        'param_scheduler=None',
+    ]
+    demo.main([str(config), '--work-dir', str(tmp_path / 'work'), '--cfg-options', *options])
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split('  ')[0] for line in lines] == ['best bbox', 'checkpoint', 'log', 'picture']
+
+
 @pytest.mark.slow
 def test_overfit(tmp_path, demo, capsys):
     """Learns eight scenes by heart."""

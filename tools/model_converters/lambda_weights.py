@@ -93,7 +93,10 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
         target = LambdaResNet(**kwargs).state_dict()
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    converted = function(state_dict, target)
+    try:
+        converted = function(state_dict, target)
+    except ValueError as error:
+        raise LaunchError(f'SRC does not fit --from {args.source}: {error}') from error
     if not converted.state_dict or (args.source in TIMM and (converted.unused or converted.missing)):
         names = ', '.join([*converted.unused, *converted.missing][:3])
         raise LaunchError(f'SRC does not fit --from {args.source}: no counterpart of {names}, ...')

@@ -42,11 +42,8 @@ SKELETONS: dict[str, dict[str, Any]] = {
 STAGES = ('c2', 'c3', 'c4', 'c5')
 
 # What the network decides itself.
-LAYER_ARGUMENTS = tuple(
-    name
-    for name in inspect.signature(LambdaLayer).parameters
-    if name not in ('dim', 'dim_out', 'in_channels', 'feat_size')
-)
+LAYER_PARAMETERS = inspect.signature(LambdaLayer).parameters
+LAYER_ARGUMENTS = tuple(name for name in LAYER_PARAMETERS if name not in ('dim', 'dim_out', 'in_channels', 'feat_size'))
 
 
 @MODELS.register_module()
@@ -73,7 +70,7 @@ class LambdaResNet(Backbone):
         lambda_cfg: arguments of :class:`mmkron.layers.LambdaLayer`, its own defaults otherwise. The layers keep the
             initialisation of its ``init_cfg``, whatever ``init_cfg`` is here.
         share_embeddings: one position table for all lambda layers of a stage that have it in the same shape.
-        img_size: side or (H, W) of the image that global lambda layers (``scope=None``) are made for.
+        img_size: side or (H, W) of the image that global lambda layers (``scope=None``) are made for; else None.
         se: squeeze-and-excitation, ratio 1/4, after the last convolution of the blocks without lambda layer, as in
             ResNet-RS.
         drop_path_rate: probability at which the last block's path is dropped; it grows linearly from 0 at the first.
@@ -116,14 +113,18 @@ class LambdaResNet(Backbone):
         placement = place_lambdas(depth, stage_layers, stage_blocks, lambda_blocks)
         skeleton = resolve_skeleton(skeleton)
         check_int('base_channels', base_channels)
+        check_choice('se', se, (True, False))
         check_number('drop_path_rate', drop_path_rate)
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
         norm_cfg = norm_cfg or dict(type='BN')
         lambda_cfg = resolve_lambda_cfg(lambda_cfg, norm_cfg)
         is_global = 'scope' in lambda_cfg and lambda_cfg['scope'] is None
-        if is_global and img_size is None:
-            raise ValueError('img_size must be a side or (H, W) where lambda_cfg has scope=None (global), got None')
+        if is_global == (img_size is None):
+            raise ValueError(
+                'img_size must be a side or (H, W) where lambda_cfg has scope=None (global), and None elsewhere; got '
+                f'img_size={img_size!r} and lambda_cfg={lambda_cfg!r}'
+            )
         img_size = resolve_size('img_size', img_size) if is_global else None
         super().__init__(
             in_channels,
@@ -143,6 +144,8 @@ class LambdaResNet(Backbone):
         before, total, channels = 0, sum(map(len, placement)), stem_channels[-1]
         for index, stage in enumerate(placement[: self.last_stage + 1]):
             width, blocks = base_channels * 2**index, []
+            if any(stage):
+                check_heads(lambda_cfg, width, STAGES[index], base_channels)
             for number, is_lambda in enumerate(stage):
                 layer_cfg = dict(lambda_cfg) if is_lambda else None
                 if is_lambda and img_size is not None:
@@ -199,7 +202,6 @@ class LambdaBottleneck(BaseModule):
         act_cfg: dict,
     ) -> None:
         super().__init__()
-        self.zero_init_residual = zero_init_residual
         norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
         linear = dict(norm_cfg=norm_cfg, act_cfg=None)
         channels = 4 * width
@@ -209,6 +211,9 @@ class LambdaBottleneck(BaseModule):
         else:
             self.spatial = LambdaModule(width, lambda_cfg, stride, lambda_pool, **norms)
         self.project = ConvModule(width, channels, 1, **linear)
+        self.zero_init_residual = zero_init_residual
+        if zero_init_residual and getattr(self.project.norm, 'weight', None) is None:
+            raise ValueError(f'zero_init_residual needs a normalisation with a weight, got norm_cfg={norm_cfg!r}')
         self.se = make_se(channels) if se and lambda_cfg is None else None
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate else nn.Identity()
         self.shortcut = nn.Identity()
@@ -380,3 +385,14 @@ def resolve_lambda_cfg(lambda_cfg: Mapping[str, Any] | None, norm_cfg: dict) -> 
     if set(lambda_cfg) - set(LAYER_ARGUMENTS):
         raise ValueError(f'lambda_cfg must have keys of {LAYER_ARGUMENTS}, got {tuple(lambda_cfg)}')
     return dict(dict(norm_cfg=norm_cfg), **lambda_cfg)
+
+
+def check_heads(lambda_cfg: Mapping[str, Any], width: int, stage: str, base_channels: int) -> None:
+    """Raises TypeError or ValueError unless the heads divide a stage's width."""
+    heads = lambda_cfg.get('heads', LAYER_PARAMETERS['heads'].default)
+    check_int('heads of lambda_cfg', heads)
+    if width % heads:
+        raise ValueError(
+            f'heads of lambda_cfg must divide the width of {stage}, {width} at base_channels={base_channels}; '
+            f'got {heads}'
+        )

@@ -1,0 +1,182 @@
+"""Times of the forms of the position lambda on random problems: the rates of mmkron/ops/lambda_cost.py and what the
+choice by them is worth.
+
+Writes lambda_forms.md beside this script and prints the rates. float32 on a CPU, one and two threads, without a graph
+("forward") and with the gradients of all inputs ("both"). The rates are fitted to one half of the problems (least
+squares of relative errors, none below zero), the choices judged on the other half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.utils import ProgressBar
+from scipy.optimize import nnls
+
+from mmkron.ops import lambda_cost, lambdas
+from mmkron.ops.lambda_cost import WORK, Problem
+from timing import machine, medians, table
+
+FOLDER = Path(__file__).resolve().parent
+THREADS = (1, 2)
+LARGEST = 10**9  # multiply-adds of a convolution: larger ones take too long
+Figures = dict[tuple[int, bool, str], float]  # (threads, backward, form) -> seconds
+
+
+def problems() -> Iterator[Problem]:
+    """Random ones within what networks have."""
+    chance = random.Random(0)
+    while True:
+        height = chance.choice((7, 10, 14, 16, 20, 28, 40, 56, 64))
+        problem = Problem(
+            batch=chance.choice((1, 1, 2, 4, 8, 16, 32)),
+            heads=chance.choice((1, 2, 4, 4, 8, 16)),
+            depth=chance.choice((8, 16, 16, 32)),
+            width=chance.choice((4, 8, 16, 32, 64, 128)),
+            intra=chance.choice((1, 1, 1, 4)),
+            size=(height, chance.choice((height, height, height // 2 + 1))),
+            scope=(chance.choice((3, 5, 7, 9, 11, 15, 23, 23, 31)),) * 2,
+        )
+        if sum(lambda_cost.conv_work(problem)[:2]) <= LARGEST:
+            yield problem
+
+
+def measure(problem: Problem) -> Figures:
+    """Medians of three rounds in which the forms take turns."""
+    p, figures = problem, {}
+    query = torch.randn(p.batch, p.heads, p.depth, *p.size)
+    value = torch.randn(p.batch, p.intra, p.width, *p.size)
+    embeddings = torch.randn(p.intra, p.depth, *p.scope)
+
+    def run(form: str, backward: bool) -> None:
+        operands = [x.detach().requires_grad_(backward) for x in (query, value, embeddings)]
+        out = lambdas.position_lambda(*operands, form=form)
+        if backward:
+            out.backward(torch.ones_like(out))
+
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        for backward in (False, True):
+            steps = {form: partial(run, form, backward) for form in forms_of(problem)}
+            for form, seconds in medians(steps, rounds=3, least=0).items():
+                figures[threads, backward, form] = seconds
+    return figures
+
+
+def forms_of(problem: Problem) -> list[str]:
+    """Those that the choice considers."""
+    dense = problem.size[0] * problem.size[1] <= lambda_cost.DENSE_MAX_POSITIONS
+    return [form for form in lambdas.FORMS if dense or form != 'dense']
+
+
+def fit(times: dict[Problem, Figures]) -> dict[bool, dict[str, tuple[float, ...]]]:
+    """Rates as in :data:`mmkron.ops.lambda_cost.RATES`."""
+    rates: dict[bool, dict[str, tuple[float, ...]]] = {False: {}, True: {}}
+    for backward in rates:
+        for form, work in WORK.items():
+            amounts, seconds = [], []
+            for problem, figures in times.items():
+                for threads in THREADS:
+                    if (threads, backward, form) in figures:
+                        amounts.append(work(problem))
+                        seconds.append(figures[threads, backward, form])
+            units = np.array([1e-6] * (len(amounts[0]) - 1) + [1.0])
+            relative = 1e-6 * np.array(amounts, float) * units / np.array(seconds)[:, None]
+            solution, _ = nnls(relative, np.ones(len(seconds)))
+            solution *= np.exp(np.median(-np.log(relative @ solution)))  # as often too high as too low
+            rates[backward][form] = tuple(float(f'{rate:.3g}') for rate in solution)
+    return rates
+
+
+def judge(times: dict[Problem, Figures]) -> str:
+    """How much longer than the fastest form takes what is chosen, or one form always."""
+    choices = {
+        'the choice': lambda p, backward: min(forms_of(p), key=lambda f: lambda_cost.estimate(f, p, backward)),
+        'always conv': lambda p, _: 'conv',
+        'always tiled': lambda p, _: 'tiled',
+    }
+    rows = []
+    for name, choose in choices.items():
+        for threads in THREADS:
+            for backward in (False, True):
+                losses = []
+                for problem, figures in times.items():
+                    mine = {form: figures[threads, backward, form] for form in forms_of(problem)}
+                    losses.append(mine[choose(problem, backward)] / min(mine.values()))
+                loss = np.array(losses)
+                figures = (np.mean(loss), np.quantile(loss, 0.9), loss.max())
+                rows.append([name, str(threads), 'both' if backward else 'forward', *(f'{x:.2f}' for x in figures)])
+    return table(['form', 'threads', 'step', 'mean', '90 %', 'worst'], rows)
+
+
+def compare_forms() -> str:
+    """Examples at h 4 and k 16."""
+    rows = []
+    cases = [(1, 64, 56), (8, 64, 56), (1, 128, 28), (8, 128, 28), (1, 256, 14), (8, 256, 14)]
+    cases = [(*case, scope) for case in cases for scope in (3, 9, 23)]
+    cases += [(batch, 256, size, 23) for batch in (1, 8) for size in (7, 10, 12)]
+    for batch, channels, size, scope in cases:
+        query = torch.randn(batch, 4, 16, size, size)
+        value = torch.randn(batch, 1, channels // 4, size, size)
+        weights = torch.randn(1, 16, scope, scope, requires_grad=True)
+        names = [form for form in lambdas.FORMS if form != 'dense' or size <= 14]
+
+        def run(form: str | None, backward: bool, operands: tuple = (query, value, weights)) -> None:
+            query, value, weights = (x.detach().requires_grad_(backward) for x in operands)
+            out = lambdas.position_lambda(query, value, weights, form=form)
+            if backward:
+                out.backward(torch.ones_like(out))
+
+        row = [f'({batch}, {channels}, {size}, {size})', str(scope)]
+        for backward in (False, True):
+            seconds = medians({name: partial(run, name, backward) for name in names}, rounds=5, least=0.01)
+            row += [f'{1e3 * seconds[name]:.2f}' if name in seconds else '' for name in lambdas.FORMS]
+            problem = Problem(batch, 4, 16, channels // 4, 1, (size, size), (scope, scope))
+            row.append(min(forms_of(problem), key=lambda form: lambda_cost.estimate(form, problem, backward)))
+        rows.append(row)
+    header = [[*(f'{form}, {step}' for form in lambdas.FORMS), 'chosen'] for step in ('forward', 'both')]
+    return table(['map', 'scope', *header[0], *header[1]], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--count', type=int, default=240, help='problems; default: %(default)s')
+    args = parser.parse_args()
+    times, progress = {}, ProgressBar(args.count)
+    for problem, _ in zip(problems(), range(args.count)):
+        times[problem] = measure(problem)
+        progress.update()
+    items = list(times.items())
+    rates = fit(dict(items[::2]))
+    print('\nrates, without and with a backward pass:')
+    for backward, of in rates.items():
+        print(backward, of)
+    lambda_cost.RATES.update(rates)
+    lambda_cost.estimate.cache_clear()
+    torch.set_num_threads(1)
+    text = f"""# Forms of the position lambda
+
+{machine()} and 2 threads. float32.
+
+## What the choice is worth
+
+Times over that of the fastest form, on {len(items) // 2} random problems; the rates come from {len(items[::2])} others.
+
+{judge(dict(items[1::2]))}
+
+## Examples, milliseconds, one thread, h 4, k 16
+
+{compare_forms()}
+"""
+    (FOLDER / 'lambda_forms.md').write_text(text)
+    print(text)
+
+
+if __name__ == '__main__':
+    main()
