@@ -20,7 +20,7 @@ from mmengine.utils import ProgressBar
 from scipy.optimize import nnls
 
 from mmkron.ops import lambda_cost, lambdas
-from mmkron.ops.lambda_cost import WORK, Problem
+from mmkron.ops.lambda_cost import WORK, Problem, candidates
 from timing import machine, medians, table
 
 FOLDER = Path(__file__).resolve().parent
@@ -63,16 +63,10 @@ def measure(problem: Problem) -> Figures:
     for threads in THREADS:
         torch.set_num_threads(threads)
         for backward in (False, True):
-            steps = {form: partial(run, form, backward) for form in forms_of(problem)}
+            steps = {form: partial(run, form, backward) for form in {'conv', *candidates(problem)}}
             for form, seconds in medians(steps, rounds=3, least=0).items():
                 figures[threads, backward, form] = seconds
     return figures
-
-
-def forms_of(problem: Problem) -> list[str]:
-    """Those that the choice considers."""
-    dense = problem.size[0] * problem.size[1] <= lambda_cost.DENSE_MAX_POSITIONS
-    return [form for form in lambdas.FORMS if dense or form != 'dense']
 
 
 def fit(times: dict[Problem, Figures]) -> dict[bool, dict[str, tuple[float, ...]]]:
@@ -82,10 +76,9 @@ def fit(times: dict[Problem, Figures]) -> dict[bool, dict[str, tuple[float, ...]
         for form, work in WORK.items():
             amounts, seconds = [], []
             for problem, figures in times.items():
-                for threads in THREADS:
-                    if (threads, backward, form) in figures:
-                        amounts.append(work(problem))
-                        seconds.append(figures[threads, backward, form])
+                if form in candidates(problem):
+                    amounts += [work(problem)] * len(THREADS)
+                    seconds += [figures[threads, backward, form] for threads in THREADS]
             units = np.array([1e-6] * (len(amounts[0]) - 1) + [1.0])
             relative = 1e-6 * np.array(amounts, float) * units / np.array(seconds)[:, None]
             solution, _ = nnls(relative, np.ones(len(seconds)))
@@ -97,7 +90,7 @@ def fit(times: dict[Problem, Figures]) -> dict[bool, dict[str, tuple[float, ...]
 def judge(times: dict[Problem, Figures]) -> str:
     """How much longer than the fastest form takes what is chosen, or one form always."""
     choices = {
-        'the choice': lambda p, backward: min(forms_of(p), key=lambda f: lambda_cost.estimate(f, p, backward)),
+        'the choice': lambda p, backward: min(candidates(p), key=lambda f: lambda_cost.estimate(f, p, backward)),
         'always conv': lambda p, _: 'conv',
         'always tiled': lambda p, _: 'tiled',
     }
@@ -107,7 +100,7 @@ def judge(times: dict[Problem, Figures]) -> str:
             for backward in (False, True):
                 losses = []
                 for problem, figures in times.items():
-                    mine = {form: figures[threads, backward, form] for form in forms_of(problem)}
+                    mine = {form: time for (*of, form), time in figures.items() if of == [threads, backward]}
                     losses.append(mine[choose(problem, backward)] / min(mine.values()))
                 loss = np.array(losses)
                 figures = (np.mean(loss), np.quantile(loss, 0.9), loss.max())
@@ -138,7 +131,7 @@ def compare_forms() -> str:
             seconds = medians({name: partial(run, name, backward) for name in names}, rounds=5, least=0.01)
             row += [f'{1e3 * seconds[name]:.2f}' if name in seconds else '' for name in lambdas.FORMS]
             problem = Problem(batch, 4, 16, channels // 4, 1, (size, size), (scope, scope))
-            row.append(min(forms_of(problem), key=lambda form: lambda_cost.estimate(form, problem, backward)))
+            row.append(min(candidates(problem), key=lambda form: lambda_cost.estimate(form, problem, backward)))
         rows.append(row)
     header = [[*(f'{form}, {step}' for form in lambdas.FORMS), 'chosen'] for step in ('forward', 'both')]
     return table(['map', 'scope', *header[0], *header[1]], rows)

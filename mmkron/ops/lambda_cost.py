@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from mmkron.ops.lambda_tiles import CHUNK_COEFFICIENTS, Geometry, choose_tile
 
-# A dense table of more positions than this is not made, however fast it may be: its memory grows with their square.
+# Limits of memory, however fast a form may be: positions of a dense table, which grows with their square, and elements
+# of the lambdas of a convolution, (B, v, k, H, W).
 DENSE_MAX_POSITIONS = 100
-# Lambdas (B, v, k, H, W) of more elements than this are allocated from the system, page by page, each time.
-MANY_LAMBDAS = 2**22
+CONV_MAX_LAMBDAS = 2**22
 # Channels that a convolution computes at once.
 CONV_CHANNELS = 16
 
@@ -38,16 +38,18 @@ class Problem(NamedTuple):
         """Positions of the queries."""
         return -(-self.size[0] // self.stride) * -(-self.size[1] // self.stride)
 
+    @property
+    def lambdas(self) -> int:
+        """Elements of the lambdas of all queries."""
+        return self.batch * self.width * self.depth * self.queries
+
 
 def conv_work(p: Problem) -> tuple[float, ...]:
-    """Multiply-adds, those on maps within the scope's radius; elements of few lambdas, of many; calls."""
+    """Multiply-adds, those on maps within the scope's radius, elements in passes over the lambdas, calls."""
     products = p.batch * p.width * p.queries * p.intra * max(p.depth, CONV_CHANNELS) * p.scope[0] * p.scope[1]
     # On maps that end within the radius torch takes a convolution that is several times slower.
     slow = any(size <= side // 2 for size, side in zip(p.size, p.scope))
-    lambdas = p.batch * p.width * p.queries * p.depth
-    many = lambdas > MANY_LAMBDAS
-    passes = lambdas * (p.heads + 1)
-    return products * (not slow), products * slow, passes * (not many), passes * many, 1
+    return products * (not slow), products * slow, p.lambdas * (p.heads + 1), 1
 
 
 def dense_work(p: Problem) -> tuple[float, ...]:
@@ -82,16 +84,26 @@ WORK = {'conv': conv_work, 'dense': dense_work, 'tiled': tiled_work}
 # Microseconds for a million of each kind of work, for a call and a tile for one: without and with a backward pass.
 RATES: dict[bool, dict[str, tuple[float, ...]]] = {
     False: {
-        'conv': (8.65, 13.7, 382.0, 663.0, 264.0),
-        'dense': (27.2, 288.0, 305.0),
-        'tiled': (14.5, 442.0, 2080.0, 77.7),
+        'conv': (9.16, 11.7, 371.0, 266.0),
+        'dense': (30.6, 302.0, 287.0),
+        'tiled': (14.3, 464.0, 2010.0, 77.0),
     },
     True: {
-        'conv': (95.3, 93.5, 1640.0, 2690.0, 853.0),
-        'dense': (103.0, 2090.0, 961.0),
-        'tiled': (48.6, 1800.0, 6010.0, 306.0),
+        'conv': (103.0, 96.8, 1590.0, 821.0),
+        'dense': (101.0, 2110.0, 828.0),
+        'tiled': (46.4, 1960.0, 5920.0, 294.0),
     },
 }
+
+
+def candidates(problem: Problem) -> list[str]:
+    """The forms that keep within the limits of memory."""
+    forms = ['tiled']
+    if problem.size[0] * problem.size[1] <= DENSE_MAX_POSITIONS:
+        forms.append('dense')
+    if problem.lambdas <= CONV_MAX_LAMBDAS:
+        forms.append('conv')
+    return forms
 
 
 @lru_cache(maxsize=4096)

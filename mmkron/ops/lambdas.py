@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmkron.ops.checks import check_choice, check_int
-from mmkron.ops.lambda_cost import DENSE_MAX_POSITIONS, Problem, estimate
+from mmkron.ops.lambda_cost import Problem, candidates, estimate
 from mmkron.ops.lambda_tiles import PositionLambdaTiles, choose_tile
 
 FORMS = ('conv', 'dense', 'tiled')
@@ -130,7 +130,7 @@ def position_lambda(
 
 
 def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, dilation: int = 1) -> str:
-    """``conv``, ``dense`` or ``tiled``: the form of the least :func:`mmkron.ops.lambda_cost.estimate`."""
+    """``conv``, ``dense`` or ``tiled``: of those that fit in memory, the one of the least estimated time."""
     # Exported graphs keep their sizes free, and compilers know a convolution.
     if torch.jit.is_tracing() or torch.compiler.is_compiling() or (stride > 1 and dilation > 1):
         return 'conv'
@@ -139,8 +139,7 @@ def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, di
     heads, depth, intra, width = query.shape[1], query.shape[2], value.shape[1], value.shape[2]
     problem = Problem(value.shape[0] * dilation**2, heads, depth, width, intra, size, tuple(table.shape[2:]), stride)
     backward = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
-    forms = FORMS if size[0] * size[1] <= DENSE_MAX_POSITIONS else ('conv', 'tiled')
-    return min(forms, key=lambda form: estimate(form, problem, backward))
+    return min(candidates(problem), key=lambda form: estimate(form, problem, backward))
 
 
 def position_lambda_conv(
@@ -154,7 +153,7 @@ def position_lambda_conv(
     lambdas = F.conv2d(maps, table.transpose(0, 1), stride=stride, padding=padding, dilation=dilation)
     lambdas = lambdas.reshape(batch, width, *lambdas.shape[1:])
     if content is not None:
-        lambdas = lambdas + content.transpose(1, 2)[..., None, None]
+        lambdas = lambdas.add_(content.transpose(1, 2)[..., None, None])
     return torch.stack([(lambdas * head[:, None]).sum(2) for head in query.unbind(1)], 1)
 
 

@@ -97,6 +97,14 @@ class TestChoice:
         assert choose_form(*operands(Problem(1, 1, 1, 1, 1, (1, DENSE_MAX_POSITIONS), (3, 3)))) == 'dense'
         assert choose_form(*operands(Problem(1, 1, 1, 1, 1, (1, DENSE_MAX_POSITIONS + 1), (3, 3)))) != 'dense'
 
+    def test_lambdas_stay_few(self, monkeypatch):
+        monkeypatch.setattr(lambdas, 'estimate', lambda form, *_: form != 'conv')
+        problem = Problem(2, 1, 3, 5, 1, (20, 30), (3, 3))
+        monkeypatch.setattr(lambda_cost, 'CONV_MAX_LAMBDAS', 2 * 3 * 5 * 600)
+        assert choose_form(*operands(problem)) == 'conv'
+        monkeypatch.setattr(lambda_cost, 'CONV_MAX_LAMBDAS', 2 * 3 * 5 * 600 - 1)
+        assert choose_form(*operands(problem)) == 'tiled'
+
     @pytest.mark.parametrize(
         ('problem', 'backward', 'form'),
         [
