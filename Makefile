@@ -31,6 +31,7 @@ benchmark:  ## compare operators, attention blocks and lambda layers with public
 	.dev_scripts/setup_env.sh test
 	.venv/bin/python benchmarks/kronecker.py
 	.venv/bin/python benchmarks/attention_blocks.py
+	.venv/bin/python benchmarks/lambda_forms.py
 	.venv/bin/python benchmarks/lambdas.py
 
 clean:  ## remove what builds and runs leave (keeps the environments, data and work_dirs)

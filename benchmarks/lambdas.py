@@ -328,14 +328,14 @@ def main() -> None:
     times = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        times[threads] = measure_time(named, BATCH, rounds=3)
+        times[threads] = measure_time(named, BATCH, rounds=5)
     torch.set_num_threads(1)
-    seconds_sweep = measure_time(sweep, BATCH, rounds=3)
+    seconds_sweep = measure_time(sweep, BATCH, rounds=5)
     draw(FOLDER / 'lambdas.png', seconds_sweep, held_sweep)
     text = f"""# Lambda layers
 
 {machine()}; two threads where it says so.
-k 16, h 4, u 1, r {SCOPE}, float32. Medians of 3 rounds in which the layers take turns. "forward" is inference, "both" a
+k 16, h 4, u 1, r {SCOPE}, float32. Medians of 5 rounds in which the layers take turns. "forward" is inference, "both" a
 training step of the layer. In brackets: times what ours takes.
 
 {goals(times, held)}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_int, check_map, resolve_size
 from mmkron.ops.lambdas import content_matrix, position_lambda
 from mmkron.registry import MODELS
@@ -177,12 +178,3 @@ def table_sides(scope: int | None, feat_size: int | Sequence[int] | None) -> tup
         raise ValueError('feat_size must be given for a global layer (scope=None), as a side or (H, W); got None')
     sides = resolve_size('feat_size', feat_size)
     return 2 * sides[0] - 1, 2 * sides[1] - 1
-
-
-def build_norm(norm_cfg: dict | None, channels: int) -> nn.Module:
-    """Batch norm, or what ``norm_cfg`` says by the names of MMCV."""
-    if norm_cfg is None:
-        return nn.BatchNorm2d(channels)
-    from mmcv.cnn import build_norm_layer  # MMCV knows the names; a layer without norm_cfg needs no MMCV
-
-    return build_norm_layer(norm_cfg, channels)[1]

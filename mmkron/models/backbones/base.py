@@ -86,11 +86,16 @@ class Backbone(BaseModule):
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
-                recompute = self.with_cp and torch.is_grad_enabled()
-                x = cp.checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+                x = self.run(block, x)
             if index in self.out_indices:
                 outs.append(x)
         return tuple(outs)
+
+    def run(self, block: nn.Module, x: Tensor) -> Tensor:
+        """``block(x)``, recomputed in the backward pass if ``with_cp`` says so."""
+        if self.with_cp and torch.is_grad_enabled():
+            return cp.checkpoint(block, x, use_reentrant=False)
+        return block(x)
 
     def train(self, mode: bool = True) -> Backbone:
         super().train(mode)
