@@ -3,6 +3,7 @@
 from mmkron.analysis.coefficient_maps import PositionWeights, position_weights
 from mmkron.analysis.kronecker_cost import AttentionCost, attention_cost
 from mmkron.analysis.lambda_weights import Converted, convert_lambda_networks, convert_resnet, convert_timm
+from mmkron.analysis.qkformer_weights import convert_qkformer
 
 __all__ = [
     'AttentionCost',
@@ -10,6 +11,7 @@ __all__ = [
     'PositionWeights',
     'attention_cost',
     'convert_lambda_networks',
+    'convert_qkformer',
     'convert_resnet',
     'convert_timm',
     'position_weights',

@@ -2,5 +2,24 @@
 
 from mmkron.layers.kronecker_attention import KroneckerAttention2d
 from mmkron.layers.lambda_layer import LambdaLayer
+from mmkron.layers.spiking import (
+    LIF,
+    ChannelQKAttention,
+    SpikingConv,
+    SpikingMLP,
+    SpikingPatchEmbed,
+    SpikingSelfAttention,
+    TokenQKAttention,
+)
 
-__all__ = ['KroneckerAttention2d', 'LambdaLayer']
+__all__ = [
+    'LIF',
+    'ChannelQKAttention',
+    'KroneckerAttention2d',
+    'LambdaLayer',
+    'SpikingConv',
+    'SpikingMLP',
+    'SpikingPatchEmbed',
+    'SpikingSelfAttention',
+    'TokenQKAttention',
+]

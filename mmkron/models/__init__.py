@@ -6,7 +6,7 @@ The heads derive from MMSegmentation's class, so they are imported when they are
 from typing import Any
 
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
-from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet
+from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet, QKFormer
 from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck
 from mmkron.registry import MODELS
 
@@ -19,6 +19,7 @@ __all__ = [
     'LambdaLayer',
     'LambdaMobileNetV2',
     'LambdaResNet',
+    'QKFormer',
 ]
 
 

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkron.layers import LambdaLayer
 from mmkron.models import backbones
-from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet
+from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet, QKFormer
 from mmkron.registry import MODELS
 
 
@@ -46,11 +46,25 @@ CASES += [
     )
 ]
 CASES += [Case(LambdaMobileNetV2, dict(widen_factor=0.25), (8, 8, 8, 24, 80, 1280), (2, 4, 8, 16, 32, 32))]
+# A stage more than the paper's networks have, as the others.
+SMALL_SPIKING = dict(
+    dims=(8, 16, 32, 64),
+    depths=(1, 1, 2, 1),
+    heads=4,
+    mlp_ratio=2,
+    steps=3,
+    attentions=('qkta', 'qkta', 'qkca', 'ssa'),
+    stem=dict(widths=(8, 8, 8), pools=(True, True, False), shortcut_from=1),
+    pools=(True, False),
+)
+# Thresholds that random currents reach.
+ACTIVE = dict(arch=SMALL_SPIKING, neuron_cfg=dict(v_threshold=0.2))
+CASES += [Case(QKFormer, ACTIVE, (8, 16, 32, 64), (4, 8, 16, 32))]
 
 
 def identify(case):
     chosen = [key for key in ('arch', 'stage_layers', 'skeleton') if key in case.kwargs]
-    return '-'.join([case.cls.__name__, *(case.kwargs[key] for key in chosen)])
+    return '-'.join([case.cls.__name__, *(case.kwargs[key] for key in chosen if isinstance(case.kwargs[key], str))])
 
 
 @pytest.fixture(params=CASES, ids=identify)
@@ -280,13 +294,16 @@ def test_copies(case):
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast(case, dtype):
     """Finite in training and in evaluation, with gradients, and close to float32."""
-    model = settle(build(case))
+    # A neuron near its threshold fires or not, and so do those behind it: only the first stage of spikes stays close.
+    spiking = case.cls is QKFormer
+    model = settle(build(case, out_indices=0 if spiking else -1))
     x = image(2, 3, 64, 64)
     expected = model(x)[0]
     with torch.autocast('cpu', dtype=dtype):
         out = model(x)[0]
     relative = (out.float() - expected).norm() / expected.norm()
-    assert relative < (0.05 if dtype == torch.bfloat16 else 0.01)
+    assert relative < (0.05 if dtype == torch.bfloat16 else 0.01) * (5 if spiking else 1)
+    model = settle(build(case))
     model.train()
     with torch.autocast('cpu', dtype=dtype):
         loss = model(x)[0].float().pow(2).mean()

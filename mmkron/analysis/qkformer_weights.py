@@ -1,0 +1,81 @@
+"""Weights of QKFormer's released code under the names of mmkron."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mmkron.analysis.lambda_weights import COUNTER, Converted
+
+OPERANDS = ('q', 'k', 'v')
+# Modules of a layer, theirs and ours.
+PARTS = {'conv': 'conv', 'bn': 'norm'}
+MLP = {'1': 'expand', '2': 'project'}
+
+
+def convert_qkformer(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
+    """Weights of one of the released networks, for ImageNet, CIFAR or events, for the QKFormer of the same arch.
+
+    The three differ in names only: of the MLP (``fc1`` or ``mlp1``), of the attentions (``tssa``, ``attn``, ``ssa``),
+    and of the convolutions of a patch embedding, which follow each other by their numbers. The maps of queries, keys
+    and values are one convolution here, and all convolutions two-dimensional.
+
+    Args:
+        state_dict: of the released network.
+        target: state dict of the QKFormer.
+    """
+    values: dict[str, Tensor] = {}
+    head: dict[str, Tensor] = {}
+    sources: dict[str, list[str]] = {}
+    operands: dict[str, dict[str, Tensor]] = {}
+    unused = []
+    for name, value in state_dict.items():
+        if name.startswith('head.'):
+            head[name.removeprefix('head.')] = value
+            continue
+        new, operand = _rename(name, state_dict)
+        if new is None:
+            unused.append(name)
+            continue
+        sources.setdefault(new, []).append(name)
+        value = value[..., None] if value.dim() == 3 else value
+        if operand is None:
+            values[new] = value
+        else:
+            operands.setdefault(new, {})[operand] = value
+    for new, parts in operands.items():
+        ordered = [parts[operand] for operand in OPERANDS if operand in parts]
+        values[new] = ordered[0] if new.endswith(COUNTER) else torch.cat(ordered)
+    converted = {name: value for name, value in values.items() if name in target and target[name].shape == value.shape}
+    unused += [source for name in values if name not in converted for source in sources[name]]
+    missing = [name for name in target if name not in converted and not name.endswith(COUNTER)]
+    return Converted(converted, head, [name for name in unused if not name.endswith(COUNTER)], missing)
+
+
+def _rename(name: str, names: Mapping[str, Tensor]) -> tuple[str | None, str | None]:
+    """Our name, and which operand of an attention the entry is of."""
+    if found := re.fullmatch(r'patch_embed(\d)\.proj(_res|\d?)_(conv|bn)\.(\w+)', name):
+        stage, number, part, leaf = found.groups()
+        prefix = 'stem' if stage == '1' else f'stages.{int(stage) - 1}.0'
+        if number == '_res':
+            return f'{prefix}.shortcut.{PARTS[part]}.{leaf}', None
+        pattern = rf'patch_embed{stage}\.proj(\d?)_conv\.weight'
+        order = sorted(match[1] for other in names if (match := re.fullmatch(pattern, other)))
+        return (f'{prefix}.convs.{order.index(number)}.{PARTS[part]}.{leaf}', None) if number in order else (None, None)
+    if found := re.fullmatch(r'stage(\d)\.(\d+)\.(?:tssa|attn|ssa)\.(q|k|v|proj)_(conv|bn)\.(\w+)', name):
+        stage, block, of, part, leaf = found.groups()
+        layer, operand = ('project', None) if of == 'proj' else ('operand_map', of)
+        return f'{_block(stage, block)}.attention.{layer}.{PARTS[part]}.{leaf}', operand
+    if found := re.fullmatch(r'stage(\d)\.(\d+)\.mlp\.(?:fc|mlp)([12])_(conv|bn)\.(\w+)', name):
+        stage, block, number, part, leaf = found.groups()
+        return f'{_block(stage, block)}.mlp.{MLP[number]}.{PARTS[part]}.{leaf}', None
+    return None, None
+
+
+def _block(stage: str, block: str) -> str:
+    """Of the later stages the first module is the patch embedding."""
+    index = int(stage) - 1
+    return f'stages.{index}.{int(block) + (index > 0)}'

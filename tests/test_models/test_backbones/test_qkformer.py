@@ -1,0 +1,238 @@
+"""QKFormer: counts of the paper, the released program's logits, independence of samples, events, options."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mmkron.analysis import convert_qkformer
+from mmkron.layers import LIF, SpikingSelfAttention
+from mmkron.models import QKFormer
+from mmkron.ops import lif
+
+GOLDEN = Path(__file__).parents[2] / 'data' / 'qkformer_cifar_8-16-32.npz'
+# The network that GOLDEN is of.
+SMALL = dict(
+    dims=(8, 16, 32),
+    depths=(1, 1, 2),
+    heads=8,
+    mlp_ratio=2,
+    steps=4,
+    attentions=('qkta', 'qkta', 'ssa'),
+    stem=dict(widths=(4, 8), pools=(False, False), shortcut_from=1),
+    pools=(False, True),
+)
+
+
+def build(seed=0, **kwargs):
+    """A network in which neurons fire at every depth."""
+    torch.manual_seed(seed)
+    model = QKFormer(**dict(dict(arch=SMALL), **kwargs)).double().train()
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, torch.nn.BatchNorm2d):
+                part.weight.uniform_(1, 3)
+                part.bias.uniform_(0, 1)
+        for _ in range(3):
+            model(torch.randn(6, 3, 24, 20, dtype=torch.float64))
+    return model.eval()
+
+
+def images(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ('arch', 'classes', 'count', 'strides'),
+    [
+        ('hst-10-384', 1000, 16_473_688, (4, 8, 16)),
+        ('hst-10-512', 1000, 29_079_336, (4, 8, 16)),
+        ('hst-10-768', 1000, 64_962_760, (4, 8, 16)),
+        ('cifar', 10, 6_706_234, (1, 2, 4)),
+        ('cifar', 100, 6_740_884, (1, 2, 4)),
+        ('cifar10-dvs', 10, 1_504_138, (8, 16)),
+        ('dvs-gesture', 11, 1_999_371, (8, 16)),
+    ],
+)
+def test_parameters(arch, classes, count, strides):
+    """With the linear classifier."""
+    with torch.device('meta'):
+        model = QKFormer(arch, out_indices=tuple(range(len(strides))))
+    head = model.out_channels[-1] * classes + classes
+    assert sum(p.numel() for p in model.parameters()) + head == count
+    assert model.out_strides == strides
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+def test_released_program(legacy):
+    """Logits of the public network with random weights: as released, and with the last neuron run over steps alone."""
+    golden = np.load(GOLDEN)
+    weights = {name[3:]: torch.from_numpy(golden[name]) for name in golden.files if name.startswith('sd.')}
+    model = QKFormer(SMALL, legacy_ssa_order=legacy).eval()
+    converted = convert_qkformer(weights, model.state_dict())
+    assert converted.unused == converted.missing == []
+    model.load_state_dict(converted.state_dict, strict=True)
+    with torch.no_grad():
+        features = model(torch.from_numpy(golden['x']))[0].mean((2, 3))
+    logits = torch.nn.functional.linear(features, converted.head['weight'], converted.head['bias'])
+    expected = {name: torch.from_numpy(golden[name]) for name in ('legacy', 'correct')}
+    assert (logits - expected['legacy' if legacy else 'correct']).abs().max() < 1e-4
+    assert (logits - expected['correct' if legacy else 'legacy']).abs().max() > 1e-3
+
+
+def test_samples_do_not_depend_on_their_batch():
+    """Not on the others, their order or their number; twice, after a training step, with another batch size."""
+    model, x = build(), images(5, 3, 24, 20)
+    with torch.no_grad():
+        out = model(x)[0]
+        assert 0.02 < out.mean() < 1
+        others = torch.cat([x[:2], images(3, 3, 24, 20, seed=2)])
+        torch.testing.assert_close(model(others)[0][:2], out[:2], rtol=0, atol=1e-9)
+        torch.testing.assert_close(model(x.flip(0))[0].flip(0), out, rtol=0, atol=1e-9)
+        torch.testing.assert_close(model(x[:3])[0], out[:3], rtol=0, atol=1e-9)
+        torch.testing.assert_close(model(x)[0], out, rtol=0, atol=0)
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    model(x[:4])[0].sum().backward()
+    model.eval().load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x[:3])[0], out[:3], rtol=0, atol=1e-9)
+
+
+def test_legacy_order_mixes_samples():
+    model, x = build(legacy_ssa_order=True), images(5, 3, 24, 20)
+    with torch.no_grad():
+        assert (model(x)[0][2:3] - model(x[2:3])[0]).abs().max() > 0.01
+
+
+def test_image_at_every_step():
+    """The first convolution runs once; frames that repeat the image give the same."""
+    model, x = build(), images(2, 3, 24, 20)
+    calls = []
+    model.stem.convs[0].conv.register_forward_hook(lambda m, args, out: calls.append(len(out)))
+    with torch.no_grad():
+        out = model(x)[0]
+        frames = model(x[:, None].repeat(1, 4, 1, 1, 1))[0]
+    assert calls == [2, 8]
+    torch.testing.assert_close(out, frames, rtol=0, atol=1e-9)
+
+
+def test_events():
+    """Frames have their own number of steps, and any size."""
+    torch.manual_seed(0)
+    model = QKFormer('cifar10-dvs', out_indices=(0, 1)).eval()
+    x = torch.randint(0, 3, (2, 5, 2, 40, 56)).float()
+    with torch.no_grad():
+        outs = model(x)
+    assert [tuple(o.shape) for o in outs] == [(2, 128, 5, 7), (2, 256, 3, 4)]
+
+
+def test_out_modes():
+    model, x = build(), images(2, 3, 24, 20)
+    outs = {}
+    for mode in ('mean', 'folded', 'steps'):
+        other = QKFormer(SMALL, out_mode=mode, out_indices=(0, 2)).double().eval()
+        other.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            outs[mode] = other(x)
+    for mean, folded, steps in zip(*outs.values()):
+        torch.testing.assert_close(steps.mean(0), mean)
+        assert torch.equal(steps.flatten(0, 1), folded)
+        assert len(steps) == 4
+        assert torch.equal(steps, steps.round())
+
+
+def test_ranges():
+    """Spikes are added: each patch embedding gives up to 2, each block up to 2 more; neurons give 0 or 1."""
+    model, x = build(out_mode='steps', out_indices=(0, 1, 2)), images(2, 3, 24, 20)
+    values = []
+    for module in model.modules():
+        if isinstance(module, LIF):
+            module.register_forward_hook(lambda m, args, out: values.append(out.unique().tolist()))
+    with torch.no_grad():
+        outs = model(x)
+    assert all(set(of) <= {0.0, 1.0} for of in values)
+    assert any(1.0 in of for of in values)
+    assert [o.max().item() <= bound for o, bound in zip(outs, (4, 4, 6))] == [True] * 3
+
+
+def test_pre_activation():
+    """The neuron stands behind the sum: the patch embedding gives spikes."""
+    model = build(embed_mode='pa')
+    with torch.no_grad():
+        out = model.stem(images(2, 3, 24, 20), 4)
+    assert set(out.unique().tolist()) == {0.0, 1.0}
+    convs = [*model.stem.convs, model.stem.shortcut]
+    assert [conv.neuron is None for conv in convs] == [False, True, True]
+
+
+@pytest.mark.parametrize('attentions', [('ssa', 'qkca', 'qkta'), ('qkca', 'qkca', 'qkca')])
+@pytest.mark.parametrize('kind', ['lif', 'if', 'plif'])
+def test_mixes(attentions, kind):
+    """Any attention in any stage, any neuron: all parameters get a gradient."""
+    model = QKFormer(SMALL, attentions=attentions, neuron_cfg=dict(kind=kind), pool_first=True).double()
+    model(images(2, 3, 24, 20))[0].square().sum().backward()
+    lacking = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert lacking == []
+
+
+def test_drop_path():
+    """A sample's path is dropped at all its steps or at none; the others are scaled up."""
+    torch.manual_seed(0)
+    model = QKFormer(SMALL, drop_path_rate=0.4).train()
+    assert [b.drop_path_rate for s in model.stages for b in s if hasattr(b, 'drop_path_rate')] == pytest.approx(
+        [0, 0.4 / 3, 0.8 / 3, 0.4]
+    )
+    block = model.stages[2][2]
+    x = torch.ones(4, 200, 3, 1, 1)
+    out = block.drop_path(x)
+    factors = out[0, :, 0, 0, 0]
+    assert torch.equal(out, factors[None, :, None, None, None].expand_as(out))
+    assert set(factors.tolist()) == {0.0, torch.tensor(1 / 0.6).item()}
+    assert 0.45 < (factors > 0).float().mean() < 0.75
+    assert block.eval().drop_path(x) is x
+
+
+def test_self_attention_layer():
+    """Query, key and value maps are one convolution, in this order."""
+    torch.manual_seed(0)
+    layer = SpikingSelfAttention(8, heads=2).double().train()
+    x = (torch.rand(4, 3, 8, 5, 6, dtype=torch.float64) < 0.5).double()
+    out = layer(x)
+    maps = layer.operand_map.conv(x.flatten(0, 1))
+    q, k, v = lif(layer.operand_map.norm(maps).unflatten(0, (4, 3))).flatten(3).chunk(3, 2)
+    q, k, v = (y.unflatten(2, (2, 4)) for y in (q, k, v))
+    weights = torch.einsum('tbhcn,tbhcm->tbhnm', q, k)
+    attended = lif(0.125 * torch.einsum('tbhnm,tbhcm->tbhcn', weights, v), v_threshold=0.5)
+    attended = attended.flatten(2, 3).reshape(4, 3, 8, 5, 6)
+    projected = layer.project.norm(layer.project.conv(attended.flatten(0, 1))).unflatten(0, (4, 3))
+    assert torch.equal(out, lif(projected))
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'error', 'message'),
+    [
+        (dict(steps=0), ValueError, 'steps must be at least 1, got 0'),
+        (
+            dict(attentions=('qkta', 'ssa')),
+            ValueError,
+            r"attentions must have one entry a stage, 3, got \('qkta'",
+        ),
+        (dict(attentions='ssa'), TypeError, "attentions must be a sequence, one entry a stage, got 'ssa'"),
+        (dict(attentions=('qkta', 'qkta', 'sa')), ValueError, "attentions must be one of .*, got 'sa'"),
+        (dict(mlp_ratio=0), ValueError, 'mlp_ratio must be greater than 0, got 0'),
+        (dict(embed_mode='sew'), ValueError, r"mode must be one of \('aba', 'pa'\), got 'sew'"),
+        (dict(neuron_cfg=dict(kind='rlif')), ValueError, "kind must be one of .*, got 'rlif'"),
+        (dict(neuron_cfg=dict(tau=0)), ValueError, 'tau must be at least 1, got 0'),
+        (dict(neuron_cfg=dict(kind='plif', tau=1.0)), ValueError, 'tau of a plif neuron must be above 1 .*, got 1.0'),
+        (dict(out_mode='sum'), ValueError, r"out_mode must be one of \('mean', 'folded', 'steps'\), got 'sum'"),
+        (dict(legacy_ssa_order=1), ValueError, r'legacy_ssa_order must be one of \(True, False\), got 1'),
+        (dict(drop_path_rate=1.0), ValueError, r'drop_path_rate must be in \[0, 1\), got 1.0'),
+        (dict(arch={**SMALL, 'heads': 3}), ValueError, r'heads must divide dims, got 3 and \(8, 16, 32\)'),
+        (dict(arch={**SMALL, 'dims': (16, 16, 32)}), ValueError, r'widths of stem must end in dims\[0\], got'),
+    ],
+)
+def test_bad_arguments(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        QKFormer(**dict(dict(arch=SMALL), **kwargs))
