@@ -15,6 +15,8 @@ et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552; tau 2, sigmoid surrogate with 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -132,6 +134,22 @@ class Spike(torch.autograd.Function):
         return grad * slope / 2 / (1 + (math.pi / 2 * slope * u) ** 2), None, None
 
 
+class Form(NamedTuple):
+    """:func:`fire` and :func:`differentiate`, or what does the same."""
+
+    fire: Callable[..., Tensor]
+    differentiate: Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def form_for(x: Tensor) -> Form:
+    """Triton's kernels on a GPU, where they are to be had; but for float64."""
+    if x.is_cuda and x.dtype != torch.float64 and find_spec('triton') is not None:
+        from mmkron.ops import lif_triton
+
+        return Form(lif_triton.fire, lif_triton.differentiate)
+    return Form(fire, differentiate)
+
+
 class LIFFunction(torch.autograd.Function):
     """``(x, v0, leak, neuron, return_state) -> (spikes, last potentials or None)`` in blocks of neurons.
 
@@ -151,7 +169,8 @@ class LIFFunction(torch.autograd.Function):
         spikes = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
         last = torch.empty(rows.shape[1] if return_state else 0, dtype=state_dtype(x), device=x.device)
         for block in blocks(rows):
-            v = fire(rows[:, block], None if start is None else start[block], neuron, spikes[:, block], return_state)
+            first = None if start is None else start[block]
+            v = form_for(x).fire(rows[:, block], first, neuron, spikes[:, block], return_state)
             if return_state:
                 last[block] = v
         return unflatten(spikes, order, x.shape), unflatten_one(last, order, x.shape) if return_state else None
@@ -168,7 +187,8 @@ class LIFFunction(torch.autograd.Function):
         grad_leak = torch.zeros_like(leak) if ctx.neuron.learns else None
         for block in blocks(rows):
             first, last = (None if of is None else of[block] for of in (start, end))
-            carry, change = differentiate(rows[:, block], first, grads[:, block], last, ctx.neuron, grad_rows[:, block])
+            operands = rows[:, block], first, grads[:, block], last, ctx.neuron, grad_rows[:, block]
+            carry, change = form_for(x).differentiate(*operands)
             if grad_start is not None:
                 grad_start[block] = carry
             if grad_leak is not None:
@@ -181,14 +201,9 @@ def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_
     """Writes the spikes of some neurons, (T, n), and returns their last potentials (before the last reset unless
     ``to_the_end``)."""
     v = first_state(rows, start, neuron)
-    cast = spikes.dtype != v.dtype
-    s = torch.empty_like(v) if cast else v
-    for step, (current, out) in enumerate(zip(rows, spikes), 1):
-        s = s if cast else out
+    for step, (current, s) in enumerate(zip(rows, spikes), 1):
         charge(v, current, neuron, out=v)
         torch.ge(v, neuron.threshold, out=s)
-        if cast:
-            out.copy_(s)
         if to_the_end or step < len(rows):
             reset(v, s, neuron, out=v)
     return v
@@ -202,9 +217,10 @@ def differentiate(
     With g the gradients of the spikes and c that of the potentials after the step (``end`` for the last), backwards::
 
         dh = surrogate'(h - v_threshold) * (g - c * jump) + c * kept
+        c = dh * (1 - leak)
 
-    jump is what a spike takes away, ``h - v_reset`` or ``v_threshold``, and 0 with ``detach_reset``; kept is 1 - s or
-    1.
+    jump is what a spike takes away (``h - v_reset`` or ``v_threshold``; 0 with ``detach_reset``), kept is 1 - s or 1.
+    ``scaled`` is dh without the surrogate's constant factor, which saves a pass over memory.
     """
     v = first_state(rows, start, neuron)
     before, charged, spikes = [], [torch.empty_like(v) for _ in rows], [torch.empty_like(v) for _ in rows]
@@ -214,24 +230,24 @@ def differentiate(
         charge(v, current, neuron, out=h)
         torch.ge(h, neuron.threshold, out=s)
         reset(h, s, neuron, out=v)
-    carry = None if end is None else end.to(v.dtype, copy=True)
-    scratch, change = torch.empty_like(v), None
+    factor = neuron.slope if neuron.surrogate == 'sigmoid' else neuron.slope / 2
+    scaled = torch.zeros_like(v) if end is None else end.to(v.dtype) / factor
+    decay, gain, change = 1.0, neuron.leak if neuron.decay_input else 1.0, None
     for step in reversed(range(len(rows))):
         h, s, grad = charged[step], spikes[step], grads[step].to(v.dtype)
-        if carry is not None and not neuron.detach_reset:
-            grad = grad - carry * (neuron.threshold if neuron.reset is None else h - neuron.reset)
-        through = surrogate_gradient(h, grad, neuron, scratch)
-        if carry is not None:
-            if neuron.reset is not None:
-                carry.addcmul_(carry, s, value=-1)
-            through.add_(carry)
-        torch.mul(through, neuron.leak if neuron.decay_input else 1.0, out=s)
-        grad_rows[step] = s
+        if not neuron.detach_reset:
+            jump = neuron.threshold if neuron.reset is None else h - neuron.reset
+            grad = grad - decay * factor * scaled * jump
+        through = surrogate_gradient(h, grad, neuron, out=v)
+        if neuron.reset is not None:
+            scaled.addcmul_(scaled, s, value=-1)
+        torch.add(through, scaled, alpha=decay, out=scaled)
+        torch.mul(scaled, gain * factor, out=grad_rows[step])
         if neuron.learns:
-            dot = through * (neuron.rest - before[step] + (rows[step] if neuron.decay_input else 0))
-            change = dot.sum() if change is None else change + dot.sum()
-        carry = torch.mul(through, 1 - neuron.leak, out=h)
-    return carry, change
+            dot = scaled * (neuron.rest - before[step] + (rows[step] if neuron.decay_input else 0))
+            change = factor * dot.sum() if change is None else change + factor * dot.sum()
+        decay = 1 - neuron.leak
+    return scaled.mul_(decay * factor), change
 
 
 def charge(v: Tensor, x: Tensor, neuron: Neuron, out: Tensor) -> None:
@@ -255,14 +271,12 @@ def reset(h: Tensor, s: Tensor, neuron: Neuron, out: Tensor) -> None:
 
 
 def surrogate_gradient(h: Tensor, grad: Tensor, neuron: Neuron, out: Tensor) -> Tensor:
-    """``grad`` times the surrogate's derivative at h, whose memory is used up."""
+    """``grad`` times the surrogate's derivative at h, but for its factor; the memory of h is used up."""
     if neuron.surrogate == 'sigmoid':
-        s = h.sub_(neuron.threshold).mul_(neuron.slope).sigmoid_()
-        torch.ops.aten.sigmoid_backward.grad_input(grad, s, grad_input=out)
-        return out.mul_(neuron.slope)
+        s = torch.add(h.new_tensor(-neuron.slope * neuron.threshold), h, alpha=neuron.slope, out=h).sigmoid_()
+        return torch.ops.aten.sigmoid_backward.grad_input(grad, s, grad_input=out)
     u = h.sub_(neuron.threshold).mul_(math.pi / 2 * neuron.slope)
-    torch.div(grad, u.square_().add_(1), out=out)
-    return out.mul_(neuron.slope / 2)
+    return torch.div(grad, u.square_().add_(1), out=out)
 
 
 def first_state(rows: Tensor, start: Tensor | None, neuron: Neuron) -> Tensor:
@@ -277,7 +291,10 @@ def state_dtype(x: Tensor) -> torch.dtype:
 
 
 def blocks(rows: Tensor) -> list[slice]:
+    """Parts of the neurons (T, n): what a CPU's cache holds, all of them on another device."""
     count = rows.shape[1]
+    if rows.device.type != 'cpu':
+        return [slice(0, count)]
     return [slice(begin, min(begin + BLOCK, count)) for begin in range(0, count, BLOCK)]
 
 
