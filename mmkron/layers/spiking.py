@@ -17,6 +17,7 @@ from torch import Tensor
 from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_choice, check_int, check_number
 from mmkron.ops.lif import lif, resolve_neuron
+from mmkron.ops.norm_lif import norm_lif
 from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
 
 KINDS = ('lif', 'plif', 'if')
@@ -122,11 +123,35 @@ class SpikingConv(nn.Module):
         x = self.conv(x.flatten(0, 1) if steps is None else x)
         if self.pool is not None and self.pool_first:
             x = self.pool(x)
+        if steps is None and self.joins_norm():
+            return self.fire(x, count)
         x = self.norm(x)
         if self.pool is not None and not self.pool_first:
             x = self.pool(x)
         x = x.reshape(count, -1, *x.shape[1:]) if steps is None else x.expand(count, *x.shape)
         return x if self.neuron is None else self.neuron(x)
+
+    def joins_norm(self) -> bool:
+        """Whether norm and neurons can be one operation, which saves memory in training."""
+        return (
+            torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
+            and type(self.norm) is nn.BatchNorm2d
+            and self.norm.training
+            and self.norm.affine
+            and self.norm.track_running_stats
+            and self.norm.momentum is not None
+            and type(self.neuron) is LIF
+            and (self.pool is None or self.pool_first)
+        )
+
+    def fire(self, x: Tensor, steps: int) -> Tensor:
+        """Maps (T B, C, H, W) -> spikes (T, B, C, H, W), by norm and neurons as one operation."""
+        norm = self.norm
+        norm.num_batches_tracked.add_(1)
+        statistics = norm.weight, norm.bias, norm.running_mean, norm.running_var
+        return norm_lif(x, steps, *statistics, norm.momentum, norm.eps, **self.neuron.settings())
 
 
 class SpikingAttention(nn.Module):

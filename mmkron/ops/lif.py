@@ -91,11 +91,17 @@ def lif(
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             spikes, v = lif_loop(x, v0, neuron)  # compilers fuse it and exports hold it
             return (spikes, v) if return_state else spikes
-        leak = neuron.leak if isinstance(neuron.leak, Tensor) else None
-        if leak is not None:
-            neuron = neuron._replace(leak=leak.item(), learns=leak.requires_grad)
+        neuron, leak = read_leak(neuron)
         out = LIFFunction.apply(x, v0, leak, neuron, return_state)
         return out if return_state else out[0]
+
+
+def read_leak(neuron: Neuron) -> tuple[Neuron, Tensor | None]:
+    """The neuron with its leak as a number, and the tensor that it was read from, if it was one."""
+    leak = neuron.leak
+    if not isinstance(leak, Tensor):
+        return neuron, None
+    return neuron._replace(leak=leak.item(), learns=leak.requires_grad), leak
 
 
 def lif_loop(x: Tensor, v0: Tensor | None, neuron: Neuron) -> tuple[Tensor, Tensor]:
@@ -151,10 +157,10 @@ def form_for(x: Tensor) -> Form:
 
 
 class LIFFunction(torch.autograd.Function):
-    """``(x, v0, leak, neuron, return_state) -> (spikes, last potentials or None)`` in blocks of neurons.
+    """``(x, v0, leak, neuron, return_state) -> (spikes, last potentials or None)``.
 
-    A block walks through all steps while its state is in the cache. The input alone is kept for the backward pass,
-    which walks forward once more. ``leak`` is the tensor that ``neuron.leak`` was read from, if it was one.
+    The input alone is kept for the backward pass, which walks forward once more. ``leak`` is the tensor that
+    ``neuron.leak`` was read from, if it was one.
     """
 
     @staticmethod
@@ -164,37 +170,51 @@ class LIFFunction(torch.autograd.Function):
         ctx.save_for_backward(x, v0, leak)
         ctx.neuron = neuron
         ctx.set_materialize_grads(False)
-        order = memory_order(x)
-        rows, start = flatten(x, order), flatten_one(v0, order)
-        spikes = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        last = torch.empty(rows.shape[1] if return_state else 0, dtype=state_dtype(x), device=x.device)
-        for block in blocks(rows):
-            first = None if start is None else start[block]
-            v = form_for(x).fire(rows[:, block], first, neuron, spikes[:, block], return_state)
-            if return_state:
-                last[block] = v
-        return unflatten(spikes, order, x.shape), unflatten_one(last, order, x.shape) if return_state else None
+        return fire_all(x, v0, neuron, return_state)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
         x, v0, leak = ctx.saved_tensors
-        order = memory_order(x)
-        rows, start, end = flatten(x, order), flatten_one(v0, order), flatten_one(grad_last, order)
-        grads = x.new_zeros(()).expand(rows.shape) if grad is None else flatten(grad, order)
-        grad_rows = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        grad_start = None if v0 is None else torch.empty_like(start)
-        grad_leak = torch.zeros_like(leak) if ctx.neuron.learns else None
-        for block in blocks(rows):
-            first, last = (None if of is None else of[block] for of in (start, end))
-            operands = rows[:, block], first, grads[:, block], last, ctx.neuron, grad_rows[:, block]
-            carry, change = form_for(x).differentiate(*operands)
-            if grad_start is not None:
-                grad_start[block] = carry
-            if grad_leak is not None:
-                grad_leak += change
-        grad_v0 = None if v0 is None else unflatten_one(grad_start, order, x.shape)
-        return unflatten(grad_rows, order, x.shape), grad_v0, grad_leak, None, None
+        grad_x, grad_v0, grad_leak = differentiate_all(x, v0, ctx.neuron, grad, grad_last)
+        return grad_x, grad_v0, None if grad_leak is None else grad_leak.to(leak.dtype).view_as(leak), None, None
+
+
+def fire_all(x: Tensor, v0: Tensor | None, neuron: Neuron, return_state: bool) -> tuple[Tensor, Tensor | None]:
+    """Spikes and, where they are asked for, last potentials. A block of neurons walks through all steps while its state
+    is in the cache."""
+    order = memory_order(x)
+    rows, start = flatten(x, order), flatten_one(v0, order)
+    spikes = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    last = torch.empty(rows.shape[1] if return_state else 0, dtype=state_dtype(x), device=x.device)
+    for block in blocks(rows):
+        first = None if start is None else start[block]
+        v = form_for(x).fire(rows[:, block], first, neuron, spikes[:, block], return_state)
+        if return_state:
+            last[block] = v
+    return unflatten(spikes, order, x.shape), unflatten_one(last, order, x.shape) if return_state else None
+
+
+def differentiate_all(
+    x: Tensor, v0: Tensor | None, neuron: Neuron, grad: Tensor | None, grad_last: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of x, v0 and the leak, by those of the spikes and the last potentials."""
+    order = memory_order(x)
+    rows, start, end = flatten(x, order), flatten_one(v0, order), flatten_one(grad_last, order)
+    grads = x.new_zeros(()).expand(rows.shape) if grad is None else flatten(grad, order)
+    grad_rows = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    grad_start = None if v0 is None else torch.empty_like(start)
+    grad_leak = None
+    for block in blocks(rows):
+        first, last = (None if of is None else of[block] for of in (start, end))
+        operands = rows[:, block], first, grads[:, block], last, neuron, grad_rows[:, block]
+        carry, change = form_for(x).differentiate(*operands)
+        if grad_start is not None:
+            grad_start[block] = carry
+        if neuron.learns:
+            grad_leak = change if grad_leak is None else grad_leak + change
+    grad_v0 = None if v0 is None else unflatten_one(grad_start, order, x.shape)
+    return unflatten(grad_rows, order, x.shape), grad_v0, grad_leak
 
 
 def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:

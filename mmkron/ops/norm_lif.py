@@ -1,0 +1,84 @@
+"""Batch norm and neurons in one operation that keeps the norm's input alone for the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mmkron.ops.lif import Neuron, differentiate_all, fire_all, read_leak, resolve_neuron
+
+
+def norm_lif(
+    x: Tensor,
+    steps: int,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    **settings: Any,
+) -> Tensor:
+    """Batch norm over all maps and steps in training, then :func:`mmkron.ops.lif`.
+
+    The same as one after the other, but the normalised maps, which only the neurons' backward pass needs, are made a
+    second time there instead of being kept.
+
+    Args:
+        x: maps (T B, C, H, W).
+        steps: T.
+        weight, bias: of the norm, (C).
+        running_mean, running_var: statistics (C), which are updated.
+        momentum, eps: of the norm.
+        **settings: of the neurons.
+
+    Returns:
+        Spikes (T, B, C, H, W).
+
+    Raises:
+        TypeError, ValueError: settings outside the choices of :func:`mmkron.ops.lif`.
+    """
+    neuron, leak = read_leak(resolve_neuron(**settings))
+    return NormLIFFunction.apply(x, weight, bias, leak, running_mean, running_var, momentum, eps, steps, neuron)
+
+
+class NormLIFFunction(torch.autograd.Function):
+    """See :func:`norm_lif`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        leak: Tensor | None,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+        steps: int,
+        neuron: Neuron,
+    ) -> Tensor:
+        currents, mean, inverse_std = torch.native_batch_norm(
+            x, weight, bias, running_mean, running_var, True, momentum, eps
+        )
+        ctx.save_for_backward(x, weight, bias, leak, mean, inverse_std)
+        ctx.eps, ctx.steps, ctx.neuron = eps, steps, neuron
+        return fire_all(currents.unflatten(0, (steps, -1)), None, neuron, False)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, leak, mean, inverse_std = ctx.saved_tensors
+        # By the same call, to the last bit: the neurons have to fire as they did.
+        currents = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, ctx.eps)[0]
+        grad, _, grad_leak = differentiate_all(currents.unflatten(0, (ctx.steps, -1)), None, ctx.neuron, grad, None)
+        del currents
+        grads = torch.ops.aten.native_batch_norm_backward(
+            grad.flatten(0, 1), x, weight, None, None, mean, inverse_std, True, ctx.eps, [True, True, True]
+        )
+        grad_leak = None if grad_leak is None else grad_leak.to(leak.dtype).view_as(leak)
+        return *grads, grad_leak, None, None, None, None, None, None
