@@ -1,6 +1,17 @@
 """Data that the host libraries cannot read, and transforms that they lack."""
 
 from mmkron.datasets.digits import Digits
+from mmkron.datasets.event_datasets import CIFAR10DVS, DVS128Gesture
+from mmkron.datasets.event_transforms import EventAugment, EventFlip, PackEventInputs, PadFrames
 from mmkron.datasets.transforms import LoadImageFromFile
 
-__all__ = ['Digits', 'LoadImageFromFile']
+__all__ = [
+    'CIFAR10DVS',
+    'DVS128Gesture',
+    'Digits',
+    'EventAugment',
+    'EventFlip',
+    'LoadImageFromFile',
+    'PackEventInputs',
+    'PadFrames',
+]

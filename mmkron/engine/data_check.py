@@ -5,6 +5,7 @@ import os.path as osp
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mmkron.datasets import CIFAR10DVS
 from mmkron.engine.coco_check import misfits, missing_images, read_coco
 
 DEMO_CONFIG = 'configs/kanet/kanet-kv_digits.py'
@@ -18,6 +19,12 @@ _DOWNLOADED = {
     'FashionMNIST': _IDX_FILES,
     'CIFAR10': ('cifar-10-batches-py',),
     'CIFAR100': ('cifar-100-python',),
+}
+
+# What these need below their root, beside what the config names.
+_PARTS = {
+    'CIFAR10DVS': CIFAR10DVS.METAINFO['classes'],
+    'DVS128Gesture': ('trials_to_train.txt', 'trials_to_test.txt'),
 }
 
 # By dataset type without its scope; every line is below the dataset's data_root.
@@ -64,6 +71,13 @@ Debian's package dataset-fashion-mnist brings them as .gz; in the folder above:
   for f in $(dpkg -L dataset-fashion-mnist | grep 'ubyte.gz$'); do gunzip -c "$f" > "$(basename "$f" .gz)"; done""",
     'CIFAR10': 'cifar-10-batches-py/{data_batch_1,...,data_batch_5,test_batch,batches.meta}',
     'CIFAR100': 'cifar-100-python/{train,test,meta}',
+    'CIFAR10DVS': """\
+airplane/cifar10_airplane_*.aedat      one folder a class: airplane, automobile, bird, cat, deer,
+automobile/cifar10_automobile_*.aedat  dog, frog, horse, ship, truck (1,000 recordings each), AEDAT 2.0""",
+    'DVS128Gesture': """\
+trials_to_{train,test}.txt   a line for each recording, as in DvsGesture.tar.gz: user01_fluorescent.aedat
+user*_*.aedat                AEDAT 3.1
+user*_*_labels.csv           a header, then 'class,start,end' lines: 1 to 11, microseconds""",
 }
 _LAYOUTS['BaseSegDataset'] = """\
 JPEGImages/*.jpg             below the folders of data_prefix, with names from ann_file if that is given
@@ -145,6 +159,7 @@ def _missing_in(dataset: dict, key: str) -> list[Missing]:
     if name in _DOWNLOADED:
         base = paths[0][1] if paths else ''
         paths = [(root_key, osp.join(base, file)) for file in _DOWNLOADED[name]]
+    paths += [(root_key, part) for part in _PARTS.get(name, ())]
 
     def lost(path: str) -> bool:
         return '://' not in path and not osp.exists(osp.expanduser(path))

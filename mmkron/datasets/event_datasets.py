@@ -1,0 +1,304 @@
+"""CIFAR10-DVS and DVS128 Gesture from their files of events: frames of counts, integrated once and cached."""
+
+from __future__ import annotations
+
+import logging
+import os
+import os.path as osp
+import re
+import uuid
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+from mmengine.logging import print_log
+
+from mmkron.datasets.events import Events, check_segments, read_aedat2, read_aedat3, to_frames
+from mmkron.ops.checks import check_choice
+from mmkron.registry import DATASETS
+
+SPLITS = ('train', 'test')
+SPLIT_RULES = ('lexicographic', 'tebn')
+SAMPLES_A_CLASS = 1000  # of CIFAR10-DVS
+
+
+class EventDataset(BaseDataset):
+    """Frames of events, (T, 2, 128, 128) float32 counts with polarity 0 first, and their class.
+
+    A sample goes into the pipeline as ``img`` and ``gt_label``, with ``img_path``, the file of events, and
+    ``sample_idx``. A subclass gives ``load_data_list``, ``read`` and, where a file holds several samples, ``start`` and
+    ``end`` of each in microseconds.
+
+    Args:
+        data_root: folder of the files, as the subclass says.
+        split: ``train`` or ``test``.
+        frames: T, or None with ``duration``.
+        by: how events are put into frames, ``number`` or ``time``.
+        duration: of a frame in microseconds, instead of ``frames``; T then differs between samples, see
+            :class:`mmkron.datasets.PadFrames`. For all three see :func:`mmkron.datasets.events.to_frames`.
+        cache: folder for the frames of each sample; ``frames`` below ``data_root`` by default; False for none. A file
+            there that is damaged, or older than its events, is made anew.
+        **kwargs: arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline`` and ``test_mode``.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices.
+        FileNotFoundError: files that are missing; the message says what is expected where.
+
+    A sample whose file is damaged raises ValueError, with file and byte; a cache that cannot be written OSError.
+    """
+
+    SIZE = 128
+
+    def __init__(
+        self,
+        data_root: str,
+        split: str = 'train',
+        frames: int | None = 16,
+        by: str = 'number',
+        duration: int | None = None,
+        cache: str | bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_choice('split', split, SPLITS)
+        check_segments(frames, by, duration)
+        if not data_root or not isinstance(data_root, (str, os.PathLike)):
+            raise TypeError(f'data_root must be the path of a folder, got {data_root!r}')
+        if cache is True or not (cache is None or cache is False or (cache and isinstance(cache, (str, os.PathLike)))):
+            raise TypeError(f'cache must be a folder, None for one below data_root, or False for none, got {cache!r}')
+        self.split, self.frames, self.by, self.duration = split, frames, by, duration
+        data_root = osp.expanduser(data_root)
+        rule = f'duration{duration}' if duration is not None else f'{by}{frames}'
+        folder = osp.join(data_root, 'frames') if cache is None else cache
+        self.cache = None if cache is False else osp.join(osp.expanduser(folder), rule)
+        super().__init__(data_root=data_root, **kwargs)
+
+    def read(self, path: str) -> Events:
+        """The events of a file."""
+        raise NotImplementedError
+
+    def siblings(self, info: dict) -> list[dict]:
+        """All samples of the file that holds a sample."""
+        return [info]
+
+    def prepare_data(self, idx: int) -> Any:
+        info = self.get_data_info(idx)
+        info['img'] = self.load_frames(info)
+        return self.pipeline(info)
+
+    def get_cat_ids(self, idx: int) -> list[int]:
+        """The class of a sample, as ``ClassBalancedDataset`` asks for it."""
+        return [int(self.get_data_info(idx)['gt_label'])]
+
+    def load_frames(self, info: dict) -> np.ndarray:
+        """The frames of a sample, (T, 2, 128, 128) float32, from the cache or else from the events."""
+        frames = self._load_cached(info)
+        if frames is None:
+            events = self.read(info['img_path'])
+            frames = self._integrate(info, events)
+            if frames is None:
+                window = f' from {info["start"]} to {info["end"]} us' if 'start' in info else ''
+                raise ValueError(f'event file {info["img_path"]!r} is damaged: it has no event{window}')
+            if self.cache is not None:
+                _save(self._cache_path(info), frames)
+                # Reading a long recording once for each of its samples would take most of the first epoch.
+                for other in self.siblings(info):
+                    if not osp.exists(self._cache_path(other)):
+                        _save(self._cache_path(other), self._integrate(other, events))
+        return frames
+
+    def _integrate(self, info: dict, events: Events) -> np.ndarray | None:
+        part = events.between(info['start'], info['end']) if 'start' in info else events
+        return to_frames(part, self.SIZE, self.frames, self.by, self.duration) if len(part.t) else None
+
+    def _cache_path(self, info: dict) -> str:
+        name = osp.splitext(osp.relpath(info['img_path'], self.data_root))[0]
+        window = f'_{info["start"]}-{info["end"]}' if 'start' in info else ''
+        return osp.join(self.cache, f'{name}{window}.npz')
+
+    def _load_cached(self, info: dict) -> np.ndarray | None:
+        if self.cache is None:
+            return None
+        path = self._cache_path(info)
+        try:
+            if osp.getmtime(path) < osp.getmtime(info['img_path']):
+                return None
+            with np.load(path, allow_pickle=False) as archive:
+                frames = archive['frames']
+        except Exception:  # whatever is wrong with it, it is made anew
+            return None
+        count = frames.shape[0] if self.frames is None and frames.ndim else self.frames
+        if frames.shape != (count, 2, self.SIZE, self.SIZE) or frames.dtype.kind != 'u' or not count:
+            return None
+        return frames.astype(np.float32)
+
+
+def _save(path: str, frames: np.ndarray | None) -> None:
+    """Writes counts, if there are any, so that no other process ever sees a part of the file."""
+    if frames is None:
+        return
+    part = f'{path}.{uuid.uuid4().hex}.part'
+    try:
+        os.makedirs(osp.dirname(path), exist_ok=True)
+        with open(part, 'wb') as file:
+            np.savez_compressed(file, frames=frames.astype(np.min_scalar_type(int(frames.max()))))
+        os.replace(part, path)
+    except OSError as error:
+        raise OSError(f'frames cannot be cached as {path!r} ({error}); set cache to a folder or to False') from error
+    finally:
+        if osp.exists(part):
+            os.remove(part)
+
+
+@DATASETS.register_module()
+class CIFAR10DVS(EventDataset):
+    """CIFAR10-DVS: images of CIFAR-10 that move in front of a sensor, 1,000 recordings of each class.
+
+    The data set has no official split. ``lexicographic``, the one that QKFormer's accuracies are for, takes the first
+    90 % of a class for training, in the order of the file names as text, and the others for the test; ``tebn`` takes
+    those that are numbered 0 to 99 for the test, where accuracies are said to be higher than on a random split. Format:
+    :func:`mmkron.datasets.events.read_aedat2`.
+
+    Args:
+        data_root: folder with one folder a class, such as ``airplane/cifar10_airplane_0.aedat``.
+        split_rule: ``lexicographic`` or ``tebn``.
+        **kwargs: see :class:`EventDataset`.
+
+    Raises:
+        TypeError, ValueError, FileNotFoundError: see :class:`EventDataset`.
+    """
+
+    METAINFO = dict(
+        classes=('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck'),
+    )
+
+    def __init__(self, data_root: str, split: str = 'train', split_rule: str = 'lexicographic', **kwargs: Any) -> None:
+        check_choice('split_rule', split_rule, SPLIT_RULES)
+        self.split_rule = split_rule
+        super().__init__(data_root, split, **kwargs)
+
+    def read(self, path: str) -> Events:
+        return read_aedat2(path)
+
+    def load_data_list(self) -> list[dict]:
+        samples, missing, short = [], [], []
+        for label, name in enumerate(self.METAINFO['classes']):
+            folder = osp.join(self.data_root, name)
+            files = sorted(os.listdir(folder)) if osp.isdir(folder) else []
+            files = [file for file in files if file.endswith('.aedat')]
+            if not files:
+                missing.append(osp.join(folder, '*.aedat'))
+            elif len(files) != SAMPLES_A_CLASS:
+                short.append(f'{name} {len(files)}')
+            samples += [dict(img_path=osp.join(folder, file), gt_label=label) for file in self._choose(folder, files)]
+        if missing:
+            raise FileNotFoundError(
+                'CIFAR10DVS needs one folder a class with files such as airplane/cifar10_airplane_0.aedat below '
+                f'data_root; nothing is found for {", ".join(missing)}'
+            )
+        if short:
+            text = f'CIFAR10-DVS has {SAMPLES_A_CLASS} recordings a class, here are: {", ".join(short)}'
+            print_log(text, logger='current', level=logging.WARNING)
+        return samples
+
+    def _choose(self, folder: str, files: list[str]) -> list[str]:
+        if self.split_rule == 'lexicographic':
+            train = len(files) * 9 // 10
+            return files[:train] if self.split == 'train' else files[train:]
+        chosen = []
+        for file in files:
+            number = re.search(r'_(\d+)\.aedat$', file)
+            if not number:
+                path = osp.join(folder, file)
+                raise ValueError(f"split_rule 'tebn' needs names that end in _NUMBER.aedat, got {path!r}")
+            if (int(number[1]) < 100) == (self.split == 'test'):
+                chosen.append(file)
+        return chosen
+
+
+@DATASETS.register_module()
+class DVS128Gesture(EventDataset):
+    """DVS128 Gesture: hand and arm gestures of 11 classes in front of a sensor, several in each recording.
+
+    The split is the official one, by recordings and so by persons. Where windows of a recording overlap, as some do, an
+    event belongs to both. Format: :func:`mmkron.datasets.events.read_aedat3`.
+
+    Args:
+        data_root: folder with ``trials_to_train.txt``, ``trials_to_test.txt``, and for each recording that they name, a
+            line each, such as ``user01_fluorescent.aedat``, that file and ``user01_fluorescent_labels.csv``. Behind a
+            header its lines give the class, 1 to 11, and the start and end of a gesture in microseconds.
+        **kwargs: see :class:`EventDataset`.
+
+    Raises:
+        TypeError, ValueError, FileNotFoundError: see :class:`EventDataset`. Also ValueError for a list without a
+            recording and for labels that are no such lines.
+    """
+
+    METAINFO = dict(
+        classes=(
+            'hand clapping',
+            'right hand wave',
+            'left hand wave',
+            'right arm clockwise',
+            'right arm counter-clockwise',
+            'left arm clockwise',
+            'left arm counter-clockwise',
+            'arm roll',
+            'air drums',
+            'air guitar',
+            'other gestures',
+        ),
+    )
+
+    def read(self, path: str) -> Events:
+        return read_aedat3(path, self.SIZE)
+
+    def siblings(self, info: dict) -> list[dict]:
+        return self._windows[info['img_path']]
+
+    def load_data_list(self) -> list[dict]:
+        trials = osp.join(self.data_root, f'trials_to_{self.split}.txt')
+        names = []
+        if osp.isfile(trials):
+            with open(trials, encoding='utf-8') as file:
+                names = [line.strip() for line in file if line.strip()]
+            if not names:
+                raise ValueError(f'{trials!r} must name a recording a line, but it is empty')
+        pairs = [(osp.join(self.data_root, name), self._labels_of(name)) for name in names]
+        wanted = [path for pair in pairs for path in pair] or [trials]
+        missing = [path for path in wanted if not osp.isfile(path)]
+        if missing:
+            more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
+            raise FileNotFoundError(
+                'DVS128Gesture needs trials_to_train.txt, trials_to_test.txt and, for each recording that they name, '
+                'such as user01_fluorescent.aedat, that file and user01_fluorescent_labels.csv below data_root; '
+                f'missing: {", ".join(missing[:3])}{more}'
+            )
+        self._windows = defaultdict(list)
+        for path, labels in pairs:
+            for label, start, end in _read_labels(labels, len(self.METAINFO['classes'])):
+                self._windows[path].append(dict(img_path=path, gt_label=label, start=start, end=end))
+        return [info for windows in self._windows.values() for info in windows]
+
+    def _labels_of(self, name: str) -> str:
+        return osp.join(self.data_root, f'{osp.splitext(name)[0]}_labels.csv')
+
+
+def _read_labels(path: str, classes: int) -> list[tuple[int, int, int]]:
+    """(class from 0, start, end) of each gesture in a recording."""
+    windows = []
+    with open(path, encoding='utf-8-sig', errors='replace') as file:
+        for number, line in enumerate(file, 1):
+            cells = [cell.strip() for cell in line.split(',')]
+            if not line.strip() or (number == 1 and not cells[0].isdigit()):
+                continue
+            label, start, end = map(int, cells) if len(cells) == 3 and all(map(str.isdecimal, cells)) else (0, 0, 0)
+            if not 1 <= label <= classes or not start < end:
+                raise ValueError(
+                    f'{path!r}, line {number}: expected the class, 1 to {classes}, and a start before an end in '
+                    f'microseconds, got {line.strip()!r}'
+                )
+            windows.append((label - 1, start, end))
+    if not windows:
+        raise ValueError(f'{path!r} must have a line for each gesture behind its header, but it has none')
+    return windows

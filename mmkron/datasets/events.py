@@ -1,0 +1,257 @@
+"""Events of a dynamic vision sensor: readers of three byte formats, and frames of counts.
+
+A reader decodes a whole file with NumPy and refuses one that is damaged, with the byte where that shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mmkron.ops.checks import check_choice, check_int, resolve_size
+
+RULES = ('number', 'time')
+
+_HEADER_END = b'#!END-HEADER\r\n'
+_PACKET_HEADER = np.dtype(
+    dict(
+        names=['type', 'size', 'overflow', 'capacity'],
+        formats=['<u2', '<u4', '<u4', '<u4'],
+        offsets=[0, 4, 12, 16],
+        itemsize=28,
+    )
+)
+_POLARITY = 1  # the type of packet that holds events of pixels
+
+
+class Events(NamedTuple):
+    """Events in the order of their file, each array (N,).
+
+    Attributes:
+        t: time in microseconds, int64.
+        x: column, int16.
+        y: row, int16.
+        p: polarity, 0 or 1, int8.
+    """
+
+    t: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    p: np.ndarray
+
+    def between(self, start: int, end: int) -> Events:
+        """The events at a time in [start, end), in microseconds."""
+        inside = (self.t >= start) & (self.t < end)
+        return Events(*(values[inside] for values in self))
+
+
+def read_aedat2(path: str | os.PathLike) -> Events:
+    """AEDAT 2.0 of a 128 x 128 sensor, as CIFAR10-DVS uses it.
+
+    After header lines that begin with ``#`` each event is two big-endian uint32, an address and a time. The address
+    holds the polarity in bit 0, the sensor's x in bits 1 to 7 and its y in bits 8 to 14; bit 15 is not looked at. As
+    is usual for these data, the image is turned (``x = 127 - y``, ``y = 127 - x``) and the polarity is ``1 - bit 0``.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is empty, of another version, without a whole header, has an address of more than 16
+            bits, or ends within an event.
+    """
+    data = _read(path)
+    _check_version(path, data, '2')
+    start = 0
+    while data[start : start + 1] == b'#':
+        end = data.find(b'\n', start)
+        if end < 0:
+            raise _damage(path, start, 'the file ends within a header line')
+        start = end + 1
+    if not start:
+        raise _damage(path, 0, f"an AEDAT 2.0 file begins with a header line '#...', this one with {data[:8]!r}")
+    address, t = _records(path, data, start, np.dtype('>u4'), 2, 'events of 8 bytes').astype(np.uint32).T
+    _check_all(path, address < 1 << 16, lambda i: start + 8 * i, 'an address of more than 16 bits', address)
+    return _events(t, 127 - (address >> 8 & 0x7F), 127 - (address >> 1 & 0x7F), 1 - (address & 1))
+
+
+def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Events:
+    """AEDAT 3.1, as DVS128 Gesture uses it.
+
+    After a header that ends in the line ``#!END-HEADER`` come packets: 28 bytes that say the type, the bytes of an
+    event, the overflows of the clock and the number of events, then the events. Those of pixels, type 1, are two
+    little-endian uint32: x from bit 17, y from bit 2 (15 bits each) and the polarity in bit 1 of the first, the lower
+    31 bits of the time in the second. Packets of other types are passed over; the mark of validity, bit 0, is not
+    looked at.
+
+    Args:
+        path: the file.
+        size: the sensor's side or (H, W).
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is empty, of another version, without an end of the header, ends within a packet, or has
+            an event that is outside of the sensor or of another length or clock than the format's.
+    """
+    height, width = resolve_size('size', size)
+    data = _read(path)
+    _check_version(path, data, '3')
+    start = data.find(_HEADER_END) + len(_HEADER_END)
+    if start < len(_HEADER_END):
+        raise _damage(path, 0, f'no line {_HEADER_END!r} ends the header')
+    words, packets = [np.empty((0, 2), '<u4')], []
+    while start < len(data):
+        if len(data) - start < _PACKET_HEADER.itemsize:
+            raise _damage(path, start, f'the file ends within the header of a packet, after {len(data) - start} bytes')
+        kind, bytes_each, overflow, count = np.frombuffer(data, _PACKET_HEADER, 1, start)[0].item()
+        body, start = start + _PACKET_HEADER.itemsize, start + _PACKET_HEADER.itemsize + bytes_each * count
+        if start > len(data):
+            left = len(data) - body
+            raise _damage(
+                path, body, f'a packet of {count} events of {bytes_each} bytes, of which {left} bytes are there'
+            )
+        if kind != _POLARITY:
+            continue
+        if bytes_each != 8:
+            raise _damage(path, body, f'an event of a pixel has 8 bytes, those of this packet {bytes_each}')
+        words.append(np.frombuffer(data, '<u4', 2 * count, body).reshape(-1, 2))
+        packets.append((body, count, overflow))
+    event, clock = np.concatenate(words).T
+    bodies, counts, overflows = np.array(packets, np.int64).reshape(-1, 3).T
+
+    def offset(index: int) -> int:
+        packet = int(np.searchsorted(counts.cumsum(), index, 'right'))
+        return int(bodies[packet] + 8 * (index - counts[:packet].sum()))
+
+    x, y, p = event >> 17, event >> 2 & 0x7FFF, event >> 1 & 1
+    _check_inside(path, x, y, offset, height, width)
+    _check_all(path, clock < 1 << 31, lambda i: offset(i) + 4, 'a time of more than 31 bits', clock)
+    return _events(np.repeat(overflows << 31, counts) | clock, x, y, p)
+
+
+def read_nmnist(path: str | os.PathLike, size: int | Sequence[int] = 34) -> Events:
+    """Events of 5 bytes of an ATIS sensor, as N-MNIST uses them.
+
+    The first two bytes are x and y; the others, big-endian, hold the polarity in bit 23 and the time below.
+
+    Args:
+        path: the file.
+        size: the sensor's side or (H, W).
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is empty, ends within an event, or has one that is outside of the sensor.
+    """
+    height, width = resolve_size('size', size)
+    data = _read(path)
+    x, y, high, middle, low = _records(path, data, 0, np.dtype('u1'), 5, 'events of 5 bytes').astype(np.uint32).T
+    _check_inside(path, x, y, lambda i: 5 * i, height, width)
+    return _events((high & 0x7F) << 16 | middle << 8 | low, x, y, high >> 7)
+
+
+def to_frames(
+    events: Events,
+    size: int | Sequence[int],
+    frames: int | None = None,
+    by: str = 'number',
+    duration: int | None = None,
+) -> np.ndarray:
+    """Counts of the events of each polarity at each pixel, in segments one after another.
+
+    Either a fixed number M of ``frames``: ``by='number'`` puts floor(N / M) events in each, in their order;
+    ``by='time'`` gives each floor((last - first) / M) microseconds, at least 1. In both cases the last one takes the
+    rest. Or windows of a ``duration``, from the first event on, as many as the events need and at least one. A segment
+    without an event gives a frame of zeros.
+
+    Args:
+        events: N events.
+        size: the sensor's side or (H, W).
+        frames: their number, T.
+        by: ``number`` or ``time``; for ``frames`` only.
+        duration: of a window, in microseconds.
+
+    Returns:
+        (T, 2, H, W) float32, polarity 0 first.
+
+    Raises:
+        TypeError, ValueError: an argument outside these choices, both or none of ``frames`` and ``duration``, or an
+            event outside of ``size``.
+    """
+    height, width = resolve_size('size', size)
+    check_segments(frames, by, duration)
+    t, x, y, p = events
+    outside = (x < 0) | (x >= width) | (y < 0) | (y >= height)
+    if outside.any():
+        first = int(outside.argmax())
+        raise ValueError(f'events must be inside of size {(height, width)}, got x {x[first]}, y {y[first]}')
+    if duration is not None:
+        segment = (t - t.min()) // duration if len(t) else t
+        frames = int(segment.max()) + 1 if len(t) else 1
+    elif by == 'time':
+        segment = (t - t.min()) // max(1, (t.max() - t.min()) // frames) if len(t) else t
+    else:
+        each = len(t) // frames
+        segment = np.arange(len(t)) // each if each else np.full(len(t), frames - 1)
+    cell = ((np.minimum(segment, frames - 1) * 2 + (p != 0)) * height + y) * width + x
+    counts = np.bincount(cell, minlength=frames * 2 * height * width)
+    return counts.reshape(frames, 2, height, width).astype(np.float32)
+
+
+def check_segments(frames: int | None, by: str, duration: int | None) -> None:
+    """Raises TypeError or ValueError unless the arguments of :func:`to_frames` say how to cut events into segments."""
+    check_choice('by', by, RULES)
+    if (frames is None) == (duration is None):
+        raise ValueError(f'frames or duration must be given and the other be None, got {frames!r} and {duration!r}')
+    if frames is not None:
+        check_int('frames', frames)
+    else:
+        check_int('duration', duration)
+
+
+def _damage(path: str | os.PathLike, offset: int, what: str) -> ValueError:
+    return ValueError(f'event file {os.fspath(path)!r} is damaged at byte {offset}: {what}')
+
+
+def _read(path: str | os.PathLike) -> bytes:
+    data = Path(path).read_bytes()
+    if not data:
+        raise _damage(path, 0, 'the file is empty')
+    return data
+
+
+def _check_version(path: str | os.PathLike, data: bytes, version: str) -> None:
+    line = data[:64].split(b'\n')[0].rstrip()
+    if line.startswith(b'#!AER-DAT') and not line.startswith(b'#!AER-DAT' + version.encode()):
+        raise _damage(path, 0, f'AEDAT {version} is expected here, but the file begins with {line!r}')
+
+
+def _records(path: str | os.PathLike, data: bytes, start: int, dtype: np.dtype, columns: int, what: str) -> np.ndarray:
+    """The bytes from ``start`` on as rows of ``columns`` numbers."""
+    row = columns * dtype.itemsize
+    rows, rest = divmod(len(data) - start, row)
+    if rest:
+        raise _damage(path, len(data) - rest, f'{rest} bytes are left behind {rows} {what}')
+    return np.frombuffer(data, dtype, rows * columns, start).reshape(rows, columns)
+
+
+def _check_all(
+    path: str | os.PathLike, good: np.ndarray, offset: Callable[[int], int], what: str, value: np.ndarray
+) -> None:
+    if not good.all():
+        first = int(good.argmin())
+        raise _damage(path, offset(first), f'{what}: {value[first]:#x}')
+
+
+def _check_inside(
+    path: str | os.PathLike, x: np.ndarray, y: np.ndarray, offset: Callable[[int], int], height: int, width: int
+) -> None:
+    inside = (x < width) & (y < height)
+    if not inside.all():
+        first = int(inside.argmin())
+        what = f'an event at x {x[first]}, y {y[first]}, outside of the sensor of {width} x {height} pixels'
+        raise _damage(path, offset(first), what)
+
+
+def _events(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> Events:
+    return Events(t.astype(np.int64), x.astype(np.int16), y.astype(np.int16), p.astype(np.int8))

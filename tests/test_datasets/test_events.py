@@ -1,0 +1,248 @@
+"""Events: files in the three byte formats and damaged ones, frames against plain loops."""
+
+import struct
+
+import numpy as np
+import pytest
+from event_files import aedat2, aedat3, nmnist, packet3
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmkron.datasets.events import Events, read_aedat2, read_aedat3, read_nmnist, to_frames
+
+FUNCTION_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+
+
+def event_lists(side, bits):
+    coordinate = st.integers(0, side - 1)
+    return st.lists(st.tuples(st.integers(0, 2**bits - 1), coordinate, coordinate, st.integers(0, 1)), max_size=20)
+
+
+def put(folder, data, name='events.bin'):
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def rows(events):
+    assert [values.dtype for values in events] == [np.int64, np.int16, np.int16, np.int8]
+    return list(zip(*(values.tolist() for values in events)))
+
+
+def make_events(rng, count, side=8, span=1000):
+    t = np.sort(rng.integers(0, span, count))
+    return make_types(t, rng.integers(0, side, count), rng.integers(0, side, count), rng.integers(0, 2, count))
+
+
+def make_types(t, x, y, p):
+    return Events(np.array(t, np.int64), np.array(x, np.int16), np.array(y, np.int16), np.array(p, np.int8))
+
+
+@FUNCTION_FIXTURE
+@given(events=event_lists(128, 32))
+def test_aedat2(tmp_path, events):
+    assert rows(read_aedat2(put(tmp_path, aedat2(events)))) == events
+
+
+def test_aedat2_in_bytes(tmp_path):
+    """One event in bytes: sensor's y 0x11 and x 0x3d, polarity bit 1; the highest of 16 address bits is passed over."""
+    data = b'#!AER-DAT2.0\r\n' + bytes([0, 0, 0x91, 0x3D << 1 | 1, 0, 1, 0, 2])
+    assert rows(read_aedat2(put(tmp_path, data))) == [(0x10002, 127 - 0x11, 127 - 0x3D, 0)]
+
+
+@FUNCTION_FIXTURE
+@given(first=event_lists(128, 31), second=event_lists(128, 31), overflow=st.integers(0, 5))
+def test_aedat3(tmp_path, first, second, overflow):
+    """Two packets with an overflow of the clock between them, and others that are no pixels' events."""
+    other = packet3([(1, 2, 3, 1)] * 3, kind=0)
+    imu = packet3([(1, 2, 3, 1)] * 5, kind=3, size=20, capacity=2)
+    data = aedat3(other, packet3(first), imu, packet3(second, overflow), other)
+    expected = first + [(t + overflow * 2**31, x, y, p) for t, x, y, p in second]
+    assert rows(read_aedat3(put(tmp_path, data))) == expected
+
+
+def test_aedat3_in_bytes(tmp_path):
+    """One event, whose mark of validity is not looked at."""
+    word = bytes([0b10 | 5 << 2, 0, 7 << 1, 0])  # y 5 from bit 2, x 7 from bit 17
+    data = aedat3(struct.pack('<HHIIIIII', 1, 0, 8, 4, 1, 1, 1, 0) + word + bytes([9, 0, 0, 0]))
+    assert rows(read_aedat3(put(tmp_path, data), (6, 8))) == [(2**31 + 9, 7, 5, 1)]
+    assert rows(read_aedat3(put(tmp_path, aedat3()))) == []
+
+
+@FUNCTION_FIXTURE
+@given(events=event_lists(34, 23).filter(len))
+def test_nmnist(tmp_path, events):
+    assert rows(read_nmnist(put(tmp_path, nmnist(events)))) == events
+
+
+def test_nmnist_in_bytes(tmp_path):
+    data = bytes([3, 30, 0x80, 1, 2, 33, 0, 0x7F, 0xFF, 0xFF])
+    assert rows(read_nmnist(put(tmp_path, data))) == [(0x102, 3, 30, 1), (2**23 - 1, 33, 0, 0)]
+
+
+START2, START3 = len(aedat2([])), len(aedat3())
+GOOD = [(5, 1, 2, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ('reader', 'data', 'offset', 'what'),
+    [
+        (read_aedat2, b'', 0, 'the file is empty'),
+        (read_aedat2, b'\0' * 16, 0, r"begins with a header line '#...', this one with b'\\x00"),
+        (read_aedat2, b'#!AER-DAT2.0\r\n# cut', 14, 'ends within a header line'),
+        (read_aedat2, b'#!AER-DAT3.1\r\n', 0, r"AEDAT 2 is expected here, but .* b'#!AER-DAT3.1'"),
+        (read_aedat2, aedat2(GOOD)[:-3], START2 + 16, '5 bytes are left behind 2 events of 8 bytes'),
+        (
+            read_aedat2,
+            aedat2(GOOD) + struct.pack('>II', 0x12345, 0),
+            START2 + 24,
+            'an address of more than 16 bits: 0x12345',
+        ),
+        (read_aedat3, b'', 0, 'the file is empty'),
+        (read_aedat3, b'#!AER-DAT2.0\r\n', 0, 'AEDAT 3 is expected here'),
+        (read_aedat3, aedat3()[:-1], 0, r"no line b'#!END-HEADER\\r\\n' ends the header"),
+        (read_aedat3, aedat3(packet3(GOOD), packet3(GOOD)[:20]), START3 + 52, 'header of a packet, after 20 bytes'),
+        (
+            read_aedat3,
+            aedat3(packet3(GOOD))[:-1],
+            START3 + 28,
+            'a packet of 3 events of 8 bytes, of which 23 bytes are there',
+        ),
+        (read_aedat3, aedat3(packet3([], kind=7, size=9, capacity=1)), START3 + 28, '1 events of 9 bytes, of which 0'),
+        (
+            read_aedat3,
+            aedat3(packet3([], size=4, capacity=0)),
+            START3 + 28,
+            '8 bytes, those of this packet 4',
+        ),
+        (
+            read_aedat3,
+            aedat3(packet3([(1, 2, 3, 1)], kind=0), packet3([*GOOD, (1, 128, 0, 1)])),
+            START3 + 36 + 28 + 24,
+            'an event at x 128, y 0, outside of the sensor of 128 x 128 pixels',
+        ),
+        (
+            read_aedat3,
+            aedat3(packet3(GOOD), packet3([(2**31, 1, 1, 1)])),
+            START3 + 52 + 28 + 4,
+            'a time of more than 31 bits: 0x80000000',
+        ),
+        (read_nmnist, b'', 0, 'the file is empty'),
+        (read_nmnist, nmnist(GOOD)[:-1], 10, '4 bytes are left behind 2 events of 5 bytes'),
+        (read_nmnist, nmnist([*GOOD, (0, 0, 34, 1)]), 15, 'x 0, y 34, outside of the sensor of 34 x 34 pixels'),
+    ],
+)
+def test_damaged(tmp_path, reader, data, offset, what):
+    path = put(tmp_path, data)
+    with pytest.raises(ValueError, match=f"event file '{path}' is damaged at byte {offset}: .*{what}"):
+        reader(path)
+    with pytest.raises(FileNotFoundError, match='gone'):
+        reader(tmp_path / 'gone')
+
+
+@FUNCTION_FIXTURE
+@given(data=st.data())
+def test_any_damage(tmp_path, data):
+    """Whatever is cut off or overwritten: events inside of the sensor, or the one error that names the file."""
+    whole, reader, side = data.draw(
+        st.sampled_from(
+            [
+                (aedat2(GOOD), read_aedat2, 128),
+                (aedat3(packet3(GOOD), packet3(GOOD)), read_aedat3, 128),
+                (nmnist(GOOD), read_nmnist, 34),
+            ]
+        )
+    )
+    at = data.draw(st.integers(0, len(whole)))
+    path = put(tmp_path, whole[:at] + data.draw(st.binary(max_size=12)) + whole[at + data.draw(st.integers(0, 12)) :])
+    try:
+        events = reader(path)
+    except ValueError as error:
+        assert str(error).startswith(f"event file '{path}' is damaged at byte ")  # noqa: PT017
+    else:
+        assert all(0 <= x < side and 0 <= y < side and p in (0, 1) and t >= 0 for t, x, y, p in rows(events))
+
+
+def test_between():
+    events = make_types([3, 4, 5, 6], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 0, 1])
+    assert rows(events.between(4, 6)) == [(4, 1, 5, 1), (5, 2, 6, 0)]
+    assert rows(events.between(7, 9)) == []
+
+
+def loop_frames(events, size, segments):
+    """Counts, one event after another; ``segments`` holds the indices of each frame's events."""
+    frames = np.zeros((len(segments), 2, *size), np.float32)
+    for frame, indices in zip(frames, segments):
+        for i in indices:
+            frame[events.p[i], events.y[i], events.x[i]] += 1
+    return frames
+
+
+@pytest.mark.parametrize(('count', 'frames'), [(100, 16), (100, 7), (96, 16), (5, 16), (1, 1), (16, 16), (0, 4)])
+def test_frames_by_number(count, frames):
+    """Slices of floor(N / M) events; the last one takes the rest, which is all if there are fewer than frames."""
+    events, each = make_events(np.random.default_rng(count), count), count // frames
+    segments = [range(each * j, each * (j + 1)) for j in range(frames - 1)] + [range(each * (frames - 1), count)]
+    out = to_frames(events, (8, 9), frames)
+    assert (out.dtype, out.shape, out.sum()) == (np.float32, (frames, 2, 8, 9), count)
+    np.testing.assert_array_equal(out, loop_frames(events, (8, 9), segments))
+
+
+@pytest.mark.parametrize(
+    ('count', 'frames', 'span'), [(100, 16, 1000), (300, 7, 10**6), (3, 16, 1000), (9, 4, 3), (0, 4, 9)]
+)
+def test_frames_by_time(count, frames, span):
+    """Segments of equal duration from the first event on; the last one takes the rest; gaps give frames of zeros."""
+    events = make_events(np.random.default_rng(count), count, span=span)
+    t = events.t.tolist()
+    each = max(1, (t[-1] - t[0]) // frames) if t else 1
+    segments = [[] for _ in range(frames)]
+    for i in range(count):
+        j = 0
+        while j < frames - 1 and t[i] >= t[0] + each * (j + 1):
+            j += 1
+        segments[j].append(i)
+    out = to_frames(events, 8, frames, by='time')
+    assert out.shape == (frames, 2, 8, 8)
+    np.testing.assert_array_equal(out, loop_frames(events, (8, 8), segments))
+
+
+@pytest.mark.parametrize(('count', 'duration', 'span'), [(100, 90, 1000), (100, 10**6, 1000), (3, 10, 1000), (4, 1, 3)])
+def test_frames_of_a_duration(count, duration, span):
+    events = make_events(np.random.default_rng(count), count, span=span)
+    start, end = events.t[0], events.t[-1]
+    segments = [
+        np.flatnonzero((events.t >= begin) & (events.t < begin + duration)) for begin in range(start, end + 1, duration)
+    ]
+    out = to_frames(events, 8, duration=duration)
+    assert out.sum() == count
+    np.testing.assert_array_equal(out, loop_frames(events, (8, 8), segments))
+
+
+def test_frames_without_events_and_in_any_order():
+    empty = Events(*np.empty((4, 0), np.int64))
+    assert to_frames(empty, 8, duration=10).shape == (1, 2, 8, 8)
+    events = make_events(np.random.default_rng(0), 50)
+    mixed = Events(*(values[np.random.default_rng(1).permutation(50)] for values in events))
+    for rule in (dict(frames=5, by='time'), dict(duration=70)):
+        np.testing.assert_array_equal(to_frames(mixed, 8, **rule), to_frames(events, 8, **rule))
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        (dict(), ValueError, 'frames or duration must be given and the other be None, got None and None'),
+        (dict(frames=2, duration=3), ValueError, 'frames or duration must be given .* got 2 and 3'),
+        (dict(frames=0), ValueError, 'frames must be at least 1, got 0'),
+        (dict(frames=2.0), TypeError, 'frames must be an int, got 2.0'),
+        (dict(duration=0), ValueError, 'duration must be at least 1, got 0'),
+        (dict(frames=2, by='events'), ValueError, r"by must be one of \('number', 'time'\), got 'events'"),
+        (dict(frames=2, size=7), ValueError, r'events must be inside of size \(7, 7\), got x 7, y 1'),
+        (dict(frames=2, size=(1, 8)), ValueError, r'events must be inside of size \(1, 8\), got x 7, y 1'),
+        (dict(frames=2, size=(8, 8, 8)), ValueError, r'size must be a side or \(H, W\)'),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    events = make_types([0, 9], [0, 7], [0, 1], [0, 1])
+    with pytest.raises(error, match=message):
+        to_frames(events, **dict(dict(size=8), **arguments))
