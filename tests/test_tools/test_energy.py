@@ -1,0 +1,264 @@
+"""The energy report: its figures against those of the digits run by hand, its pictures, and what is said about
+mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from PIL import Image
+
+from mmkron.datasets import Digits
+from mmkron.layers import SpikingConv
+
+from .conftest import load_tool
+from .test_launch import Touch
+
+MODEL = """
+arch = dict(
+    dims=(8, 16), depths=(1, 1), heads=2, mlp_ratio=2, steps=3, attentions=('qkta', 'ssa'),
+    stem=dict(widths=(4, 8), pools=(True, False), shortcut_from=1), pools=(False, True))
+backbone = dict(type='mmkron.QKFormer', arch=arch)
+"""
+CLASSIFIER = f"""{MODEL}
+default_scope = 'mmpretrain'
+data_preprocessor = dict(num_classes=10, mean=[127.5], std=[127.5], to_rgb=False)
+model = dict(
+    type='ImageClassifier', backbone=dict(backbone, in_channels=1), neck=dict(type='GlobalAveragePooling'),
+    head=dict(type='LinearClsHead', num_classes=10, in_channels=16, topk=(1,)))
+val_dataloader = dict(
+    batch_size=4, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(type='mmkron.Digits', split='val', pipeline=[dict(type='PackInputs')]))
+"""
+SEGMENTOR = f"""{MODEL}
+default_scope = 'mmseg'
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.5] * 3, std=[60.0] * 3),
+    backbone=dict(backbone, out_indices=(0, 1)),
+    decode_head=dict(type='FPNHead', in_channels=[8, 16], in_index=[0, 1], feature_strides=[2, 4], channels=8,
+                     num_classes=2),
+    test_cfg=dict(mode='slide', crop_size=(16, 16), stride=(16, 16)))
+val_dataloader = dict(
+    batch_size=1, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        type='BaseSegDataset', data_root='.', data_prefix=dict(img_path='images', seg_map_path='labels'),
+        img_suffix='.png', metainfo=dict(classes=('a', 'b')),
+        pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')]))
+"""
+DETECTOR = f"""{MODEL}
+default_scope = 'mmdet'
+model = dict(
+    type='RetinaNet',
+    data_preprocessor=dict(type='DetDataPreprocessor', mean=[127.5] * 3, std=[60.0] * 3, pad_size_divisor=4),
+    backbone=dict(backbone, out_indices=(0, 1)),
+    neck=dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=2),
+    bbox_head=dict(
+        type='RetinaHead', num_classes=1, in_channels=8, feat_channels=8, stacked_convs=1,
+        anchor_generator=dict(type='AnchorGenerator', ratios=[1.0], scales=[4], strides=[2, 4])),
+    test_cfg=dict(nms_pre=10, min_bbox_size=0, score_thr=0.05, nms=dict(type='nms', iou_threshold=0.5), max_per_img=5))
+val_dataloader = dict(
+    batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        type='CocoDataset', ann_file='boxes.json', data_prefix=dict(img='images/'), metainfo=dict(classes=('a',)),
+        test_mode=True,
+        pipeline=[dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 24)),
+                  dict(type='LoadAnnotations', with_bbox=True),
+                  dict(type='PackDetInputs', meta_keys=('img_id', 'img_shape', 'ori_shape', 'scale_factor'))]))
+"""
+PICTURES = ('energy', 'activity')
+COLORS = {'paper': (31, 119, 180), 'strict': (255, 127, 14), 'events': (44, 160, 44)}  # tab:blue, orange, green
+
+
+def build(config):
+    """A config's model in evaluation mode, with norms of which neurons fire."""
+    cfg = Config.fromfile(str(config))
+    if 'data_preprocessor' in cfg:
+        cfg.model.data_preprocessor = cfg.data_preprocessor
+    torch.manual_seed(0)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = MODELS.build(cfg.model)
+    for module in model.backbone.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 1, 3)
+            module.running_var.fill_(0.05)
+    return model.eval()
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """Runs the tool in ``tmp_path`` and returns the JSON that it wrote."""
+    tool = load_tool('analysis_tools/energy')
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv):
+        tool.main([str(arg) for arg in argv])
+        return json.loads((tmp_path / 'out/energy.json').read_text())
+
+    return run
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    (tmp_path / 'classifier.py').write_text(CLASSIFIER)
+    model = build(tmp_path / 'classifier.py')
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'a.pth')
+    return model
+
+
+def test_digits(report, classifier, tmp_path, capsys):
+    figures = report('classifier.py', 'a.pth', '--batches', 2, '--out', 'out')
+    text = capsys.readouterr().out
+    layers = {layer['name']: layer for layer in figures['layers']}
+
+    digits = Digits(split='val', pipeline=[])
+    x = np.stack([digits.get_data_info(i)['img'] for i in range(8)]).reshape(8, 1, 8, 8)
+    x = (torch.from_numpy(x).float() - 127.5) / 127.5
+    inputs = {}
+    for name, module in classifier.named_modules():
+        if isinstance(module, SpikingConv):
+            module.conv.register_forward_hook(lambda m, args, out, name=name: inputs.update({name: args[0]}))
+    with torch.no_grad():
+        pooled = classifier.neck(classifier.backbone(x))[-1]
+    expected = dict.fromkeys(COLORS, 0.0)
+    sums, binary = [], []
+    for name, value in inputs.items():
+        layer, conv = layers[name], classifier.get_submodule(name).conv
+        value, ones = value.double(), torch.ones_like(conv.weight).double()
+        met = F.conv2d((value != 0).double(), ones, None, conv.stride, conv.padding)
+        macs = met[0].numel() * conv.weight[0].numel()
+        assert layer['macs'] == macs
+        assert layer['mean'] == pytest.approx(value.mean().item(), rel=1e-12)
+        assert layer['events'] == met.sum().item() / 8
+        if name == 'backbone.stem.convs.0':
+            assert (layer['once'], layer['steps']) == (True, 3)
+            for convention in expected:
+                expected[convention] += 4.6e-9 * macs
+            continue
+        counts = set(value.unique().tolist()) > {0, 1}
+        (sums if counts else binary).append(name)
+        assert layer['values'] == ('integer' if counts else 'binary')
+        assert layer['maximum'] == value.max()
+        expected['paper'] += 0.9e-9 * value.mean().item() * macs * 3
+        expected['strict'] += 4.6e-9 * macs * 3 if counts else 0.9e-9 * value.mean().item() * macs * 3
+        expected['events'] += 0.9e-9 * met.sum().item() / 8
+    assert len(sums) > 3
+    assert len(binary) > 3
+    products = [layer for layer in figures['layers'] if layer['kind'] in ('sum', 'mask', 'product')]
+    assert len(products) == 4
+    for convention, value in expected.items():
+        value += sum(layer['cost'][convention]['mJ'] for layer in products)
+        assert figures['total'][convention]['mJ'] == pytest.approx(value, rel=1e-9)
+        stages = [stage[convention]['mJ'] for stage in figures['stages'].values()]
+        assert sum(stages) == pytest.approx(value, rel=1e-9)
+        assert f'{value * 1e3:.4f}' in text.split('= total')[1].splitlines()[0]
+    assert list(figures['stages']) == list(figures['rates']) == ['stem', 'stage 1', 'stage 2']
+    assert figures['samples'] == 8
+    assert (figures['config'], figures['checkpoint']) == ('classifier.py', 'a.pth')
+    assert figures['dense_not_in_total'] == dict(macs=160, mJ=pytest.approx(160 * 4.6e-9))
+    assert layers['head.fc']['mean'] == pytest.approx(pooled.mean().item(), rel=1e-6)
+    rates = {neuron['name']: neuron['rate'] for neuron in figures['neurons']}
+    # What neurons give is what the next convolution gets, where nothing is added in between.
+    assert rates['backbone.stem.convs.0.neuron'] == pytest.approx(inputs['backbone.stem.convs.1'].mean().item())
+
+    (listed,) = re.findall(r'inputs sums of spikes or counts: (.*?)\ninputs real', text, re.DOTALL)
+    assert [entry.split()[0] for entry in listed.split(',')] == [name for name in layers if name in sums]
+    assert 'first convolution: an image, the same at all 3 steps: computed once' in text
+    assert 'dense layers (head) are not in the totals' in text
+    assert 'batches: 2 of 113' in text
+    lengths = {len(line) for line in text.split('\n\n')[0].splitlines()}
+    assert len(lengths) == 1
+
+    energy, activity = (np.asarray(Image.open(tmp_path / f'out/{name}.png').convert('RGB')) for name in PICTURES)
+    for color in COLORS.values():
+        assert (np.abs(energy.astype(int) - color).max(2) < 10).sum() > 500
+        assert (np.abs(activity.astype(int) - color).max(2) < 10).sum() > 500  # a stage each
+    right = activity[:, activity.shape[1] * 2 // 3 :]
+    assert (right.max(2) < 30).sum() > 2000  # spikes
+
+
+def test_initial_weights_and_options(report, classifier):
+    """T is an option of the config; the first convolution stays at one run."""
+    figures = report('classifier.py', 'none', '--batches', 1, '--out', 'out', '--cfg-options', 'model.backbone.steps=5')
+    first, second = figures['layers'][:2]
+    assert (first['steps'], first['once'], first['cost']['paper']['macs']) == (5, True, first['macs'])
+    assert (second['steps'], second['once']) == (5, False)
+    assert second['cost']['paper']['accumulates'] == pytest.approx(5 * second['mean'] * second['macs'])
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two images of 32 x 24 with labels and boxes."""
+    rng = np.random.default_rng(0)
+    coco = dict(images=[], annotations=[], categories=[dict(id=1, name='a')])
+    for folder in ('images', 'labels'):
+        (tmp_path / folder).mkdir()
+    for i in range(2):
+        Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8)).save(tmp_path / f'images/{i}.png')
+        Image.fromarray(rng.integers(0, 2, (24, 32), dtype=np.uint8)).save(tmp_path / f'labels/{i}.png')
+        coco['images'].append(dict(id=i, file_name=f'{i}.png', height=24, width=32))
+        box = dict(id=i + 1, image_id=i, category_id=1, bbox=[2, 2, 8, 8], area=64, iscrowd=0)
+        coco['annotations'].append(box)
+    (tmp_path / 'boxes.json').write_text(json.dumps(coco))
+
+
+@pytest.mark.parametrize('host', ['mmseg', 'mmdet'])
+def test_dense_prediction(host, report, pictures, tmp_path):
+    """A segmentor that slides over its image has crops as samples; all layers behind the backbone stand apart."""
+    pytest.importorskip(host)
+    (tmp_path / 'dense.py').write_text(SEGMENTOR if host == 'mmseg' else DETECTOR)
+    torch.save(build(tmp_path / 'dense.py').state_dict(), tmp_path / 'a.pth')
+    figures = report('dense.py', 'a.pth', '--out', 'out')
+    crops = host == 'mmseg'
+    assert figures['samples'] == (2 * 4 if crops else 2)
+    layers = {layer['name']: layer for layer in figures['layers']}
+    positions = 16 * 16 if crops else 24 * 32
+    assert layers['backbone.stem.convs.0']['macs'] == positions * 3 * 4 * 9
+    # The two maps are a half and a quarter as high and wide.
+    if crops:
+        assert layers['decode_head.scale_heads.0.0.conv']['macs'] == positions / 4 * 8 * 8 * 9
+        assert layers['decode_head.scale_heads.1.0.conv']['macs'] == positions / 16 * 16 * 8 * 9
+    else:
+        assert layers['neck.lateral_convs.1.conv']['macs'] == positions / 16 * 16 * 8
+        assert layers['bbox_head.cls_convs.0.conv']['macs'] == positions * (1 / 4 + 1 / 16) * 8 * 8 * 9
+    dense = [layer for layer in figures['layers'] if layer['kind'] == 'dense']
+    assert not any(layer['name'].startswith('backbone') for layer in dense)
+    assert figures['dense_not_in_total']['macs'] == sum(layer['macs'] for layer in dense)
+    assert list(figures['stages']) == ['stem', 'stage 1', 'stage 2']
+
+
+# ------------------------------------------------------------------------------------------------------ mistakes
+
+
+def test_bad_input(report, classifier, tiny_config, tmp_path):
+    torch.save(dict(state_dict={'backbone.x': torch.zeros(1)}), tmp_path / 'other.pth')
+    torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(tmp_path / 'proof')}, tmp_path / 'evil.pth')
+    (tmp_path / 'empty.pth').touch()
+    (tmp_path / 'file').touch()
+    (tmp_path / 'taken/energy.png').mkdir(parents=True)
+    options = '--cfg-options'
+    for argv, message in (
+        (('gone.py', 'a.pth'), "config is not a file: 'gone.py'"),
+        (('classifier.py', 'gone.pth'), "checkpoint is not a file: 'gone.pth'"),
+        (('classifier.py', 'other.pth'), 'other.pth cannot be loaded into the model: .*backbone.x'),
+        (('classifier.py', 'empty.pth'), 'empty.pth cannot be loaded into the model'),
+        (('classifier.py', 'evil.pth'), 'evil.pth is refused: it holds more than weights'),
+        (('tiny.py', 'none'), 'the model has no spiking layer of mmkron'),
+        (('classifier.py', 'a.pth', '--batches', 0), '--batches must be at least 1, got 0'),
+        (('classifier.py', 'a.pth', '--device', 'nowhere'), '--device nowhere: '),
+        (('classifier.py', 'a.pth', '--out', 'file'), "--out 'file' cannot be made: "),
+        (('classifier.py', 'a.pth', '--batches', 1, '--out', 'taken'), 'the report cannot be written: .*energy.png'),
+        (('classifier.py', 'a.pth', options, 'model=None'), 'the config has no model'),
+        (('classifier.py', 'a.pth', options, 'val_dataloader=None'), "config 'classifier.py' has no val_dataloader"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            report(*argv)
+        assert re.match(f'error: {message}', stop.value.code), stop.value.code
+    assert not (tmp_path / 'proof').exists()
+    assert not (tmp_path / 'out').exists()
