@@ -249,19 +249,23 @@ def differentiate(
             before.append(v.clone())
         charge(v, current, neuron, out=h)
         torch.ge(h, neuron.threshold, out=s)
-        reset(h, s, neuron, out=v)
+        if h is not charged[-1]:
+            reset(h, s, neuron, out=v)
     factor = neuron.slope if neuron.surrogate == 'sigmoid' else neuron.slope / 2
-    scaled = torch.zeros_like(v) if end is None else end.to(v.dtype) / factor
+    scaled = None if end is None else end.to(v.dtype) / factor
     decay, gain, change = 1.0, neuron.leak if neuron.decay_input else 1.0, None
     for step in reversed(range(len(rows))):
         h, s, grad = charged[step], spikes[step], grads[step].to(v.dtype)
-        if not neuron.detach_reset:
+        if not neuron.detach_reset and scaled is not None:
             jump = neuron.threshold if neuron.reset is None else h - neuron.reset
             grad = grad - decay * factor * scaled * jump
-        through = surrogate_gradient(h, grad, neuron, out=v)
-        if neuron.reset is not None:
-            scaled.addcmul_(scaled, s, value=-1)
-        torch.add(through, scaled, alpha=decay, out=scaled)
+        if scaled is None:
+            scaled = surrogate_gradient(h, grad, neuron, out=torch.empty_like(v))
+        else:
+            through = surrogate_gradient(h, grad, neuron, out=v)
+            if neuron.reset is not None:
+                scaled.addcmul_(scaled, s, value=-1)
+            torch.add(through, scaled, alpha=decay, out=scaled)
         torch.mul(scaled, gain * factor, out=grad_rows[step])
         if neuron.learns:
             dot = scaled * (neuron.rest - before[step] + (rows[step] if neuron.decay_input else 0))
