@@ -1,5 +1,5 @@
 # Every target makes the environment that it needs (.dev_scripts/setup_env.sh); remove .venv to start anew.
-.PHONY: help demo demo-det test test-onedl lint benchmark clean
+.PHONY: help demo demo-det demo-spiking test test-onedl lint benchmark clean
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,12 @@ demo-det:  ## train a small Mask R-CNN with lambda layers on scenes of Fashion-M
 	test -d data/fashion_scenes || .venv/bin/python tools/dataset_converters/fashion_scenes.py --source fashion
 	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py \
 	    configs/lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py
+
+demo-spiking:  ## train a small spiking QKFormer on digits, then show its firing rates and energy (no compiler needed)
+	.dev_scripts/setup_env.sh demo
+	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py configs/qkformer/qkformer_digits.py
+	OMP_NUM_THREADS=1 .venv/bin/python tools/analysis_tools/energy.py configs/qkformer/qkformer_digits.py \
+	    "$$(ls -t work_dirs/qkformer_digits/best_accuracy_top1_epoch_*.pth | head -n 1)" --out work_dirs/qkformer_digits/energy
 
 test:  ## run all tests in the full environment (its first making compiles mmcv)
 	.dev_scripts/setup_env.sh test

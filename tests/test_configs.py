@@ -56,7 +56,10 @@ def few_regions(cfg):
 
 
 def input_shape(cfg, most=10**6):
-    """(C, H, W) that the config trains on, with H and W cut to ``most``."""
+    """(C, H, W) that the config trains on, of events (T, 2, H, W), with H and W cut to ``most``."""
+    dataset = cfg.train_dataloader.dataset
+    if 'frames' in dataset:
+        return (dataset.frames, 2, min(128, most), min(128, most))
     steps = [*cfg.train_pipeline, *cfg.test_pipeline]
     size = next((step.crop_size for step in steps if 'crop_size' in step), None)
     if size is None:
@@ -260,6 +263,18 @@ def test_readme_of_lambda_mask_rcnn():
     text, models = readme_of('lambda_mask_rcnn')
     for _, file, metadata, _ in models:
         assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(cells(text, file))
+
+
+def test_readme_of_qkformer():
+    """Parameters and FLOPs are the metafile's, and so are the paper's figures and what was trained here."""
+    text, models = readme_of('qkformer')
+    for _, file, metadata, results in models:
+        row = cells(text, file)
+        assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(row)
+        numbers = {float(cell) for cell in row if cell.replace('.', '', 1).isdecimal()}
+        assert set(metadata.get('Published', {}).values()) <= numbers
+        for result in results or []:
+            assert set(result['Metrics'].values()) <= numbers
 
 
 LSJ = {path.name.split('_')[1]: path for path in (ROOT / 'configs/lambda_mask_rcnn').glob('*lsj-130k*.py')}

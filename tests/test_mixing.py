@@ -14,11 +14,11 @@ from mmengine.runner import load_checkpoint, save_checkpoint
 
 from conftest import ROOT
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
-from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNet
+from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNet, QKFormer, SpikeRateNeck
 
 
 def snippets():
-    folders = ('kao_deeplabv2', 'lambda_resnet', 'lambda_mask_rcnn')
+    folders = ('kao_deeplabv2', 'lambda_resnet', 'lambda_mask_rcnn', 'qkformer')
     files = [ROOT / 'README.md', *(ROOT / 'configs' / name / 'README.md' for name in folders)]
     texts = [file.read_text(encoding='utf-8') for file in files]
     found = re.findall(r'```python\n# mix: ([\w -]+)\n(.*?)```', ''.join(texts), re.S)
@@ -217,6 +217,67 @@ def test_mmseg_lambda_upernet(tmp_path):
         assert first.shape == (1, 150, 65, 97)
         lambda_layers(model)[-1].position_table.zero_()
         assert not torch.allclose(model.whole_inference(x, meta), first)
+
+
+def build_spiking(name, tmp_path):
+    """A model whose neurons fire at every depth, which those of an untrained one do not."""
+    torch.manual_seed(0)
+    model = build(mix(name, tmp_path), name.split()[0]).eval()
+    assert isinstance(model.backbone, QKFormer)
+    with torch.no_grad():
+        for part in model.backbone.modules():
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+                part.weight.uniform_(2, 4)
+                part.bias.uniform_(0, 2)
+        assert all(level.any() for level in model.backbone(torch.randn(1, 3, 65, 97)))
+    return model
+
+
+def test_mmpretrain_qkformer(tmp_path):
+    """The logits are the classifier's of the last map's mean, each sample's whatever its batch."""
+    model = build_spiking('mmpretrain qkformer', tmp_path)
+    x = torch.randn(2, 3, 65, 97)
+    with torch.no_grad():
+        logits = model(x)
+        torch.testing.assert_close(logits, model.head.fc(model.backbone(x)[0].mean((2, 3))))
+        assert not torch.allclose(logits[0], logits[1])
+
+
+@pytest.mark.parametrize('name', ['qkformer upernet', 'qkformer steps'])
+def test_mmseg_qkformer(name, tmp_path):
+    """The second has its mean over time in a neck, and equal logits."""
+    model = build_spiking(f'mmseg {name}', tmp_path)
+    x, meta = torch.randn(1, 3, 65, 97), [dict(img_shape=(65, 97))]
+    with torch.no_grad():
+        first = model.whole_inference(x, meta)
+        assert first.shape == (1, 150, 65, 97)
+        if name == 'qkformer steps':
+            assert isinstance(model.neck, SpikeRateNeck)
+            assert model.backbone(x)[0].shape[:2] == (4, 1)
+            model.backbone.out_mode = 'mean'
+            torch.testing.assert_close(model.decode_head.predict(model.backbone(x), meta, model.test_cfg), first)
+        else:
+            model.decode_head.lateral_convs[0].conv.weight.zero_()
+            assert not torch.allclose(model.whole_inference(x, meta), first)
+
+
+@pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
+def test_mmdet_qkformer(name, tmp_path):
+    """The host's own config trains the backbone; the levels' sizes are those of the anchors' strides."""
+    cfg = mix(f'mmdet qkformer {name}', tmp_path)
+    model = build(cfg, 'mmdet')
+    assert isinstance(model.backbone, QKFormer)
+    assert model.backbone.out_channels == tuple(cfg.model.neck.in_channels)
+    head = model.rpn_head if name == 'mask-rcnn' else model.bbox_head
+    sizes = [tuple(x.shape[2:]) for x in model.extract_feat(torch.zeros(1, 3, 128, 160))]
+    assert sizes == [(-(-128 // s), -(-160 // s)) for s, _ in head.prior_generator.strides]
+    losses = model.train()(torch.randn(1, 3, 128, 160), [detection_sample((128, 160))], mode='loss')
+    values = [v for value in losses.values() for v in (value if isinstance(value, list) else [value])]
+    total = sum(v.sum() for v in values if v.requires_grad)
+    assert total.isfinite()
+    total.backward()
+    assert all(p.grad is not None for p in model.backbone.parameters())
+    assert model.backbone.stages[2][1].attention.operand_map.conv.weight.grad.abs().max() > 0
 
 
 def test_mmdet(tmp_path, classifier_checkpoint):

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
 from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet, QKFormer
-from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck
+from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck, SpikeRateNeck
 from mmkron.registry import MODELS
 
 # Without the heads: a star import must not need MMSegmentation.
@@ -20,6 +20,7 @@ __all__ = [
     'LambdaMobileNetV2',
     'LambdaResNet',
     'QKFormer',
+    'SpikeRateNeck',
 ]
 
 

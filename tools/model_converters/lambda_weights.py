@@ -8,16 +8,14 @@ both have: everything but the lambda layers.
 from __future__ import annotations
 
 import argparse
-import pickle
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmkron.analysis import convert_lambda_networks, convert_resnet, convert_timm
 from mmkron.analysis.lambda_weights import TIMM_NETWORKS
-from mmkron.engine.launch import LaunchError, allow_checkpoint_globals
+from mmkron.engine.launch import LaunchError
+from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import LambdaResNet
 
 TIMM = {
@@ -25,53 +23,6 @@ TIMM = {
     'timm-26rpt': 'lambda_resnet26rpt_256',
     'timm-50ts': 'lambda_resnet50ts',
 }
-PICKLES = ('.pth', '.pt', '.bin', '.tar')
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file, which may lie under ``state_dict`` or ``model``. No code of the file is run.
-
-    Raises:
-        LaunchError: no readable file of weights.
-    """
-    try:
-        if path.suffix == '.safetensors':
-            content = read_safetensors(path)
-        elif path.suffix in PICKLES:
-            allow_checkpoint_globals()
-            content = torch.load(path, map_location='cpu', weights_only=True)
-        else:
-            raise LaunchError(f'SRC must be a file {", ".join(PICKLES)} or .safetensors, got {path}')
-    except OSError as error:
-        raise LaunchError(f'SRC cannot be read: {error}') from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
-        if isinstance(error, LaunchError):
-            raise
-        raise LaunchError(
-            f'SRC {path} is damaged, or holds no weights that can be read without running its code'
-        ) from error
-    for key in ('state_dict', 'model'):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if (
-        not isinstance(content, dict)
-        or not content
-        or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items())
-    ):
-        raise LaunchError(f'SRC {path} must hold a state dict, names and tensors; it does not')
-    return {name.removeprefix('module.'): value for name, value in content.items()}
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise LaunchError(f'SRC {path} needs the package safetensors, which is not installed') from error
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise LaunchError(f'SRC {path} is no file of safetensors: {error}') from error
 
 
 def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -112,39 +63,17 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('src', metavar='SRC', type=Path, help=f'weights: {", ".join(PICKLES)} or .safetensors')
-    parser.add_argument('dst', metavar='DST', type=Path, help='checkpoint to write, .pth; nothing is overwritten')
+    parser = make_parser(__doc__)
     choices = (*TIMM, 'lambda-networks', 'resnet')
     parser.add_argument('--from', dest='source', required=True, choices=choices, help='what SRC is of')
     parser.add_argument('--depth', type=int, default=50, help='with --from resnet; default: %(default)s')
     help_layers = "with --from resnet: where DST's network has lambda layers, as CCLL; default: where depth has them"
     parser.add_argument('--stage-layers', metavar='LETTERS', help=help_layers)
-    args = parser.parse_args(argv)
-    if args.dst.suffix != '.pth':
-        parser.error(f'DST must end in .pth, got {args.dst}')
-    if args.dst.exists():
-        parser.error(f'DST must be a new file, got {args.dst}: nothing is overwritten')
-    return args
+    return parse(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    try:
-        weights, meta = convert(read_weights(args.src), args)
-        args.dst.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(dict(state_dict=weights, meta=meta), args.dst)
-    except (LaunchError, OSError) as error:
-        raise SystemExit(f'error: {error}') from None
-    print(f'{"checkpoint":<10} {args.dst}, {len(weights)} entries')
-    report('unused', 'of SRC, which the network has no place for', meta['unused'])
-    report('missing', 'of the network, which SRC does not give', meta['missing'])
-
-
-def report(title: str, what: str, names: list[str]) -> None:
-    print(f'{title:<10} {len(names)} entries {what}')
-    for name in names:
-        print(f'{"":<10} {name}')
+    write(parse_args(argv), convert)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,32 @@
+norm_cfg = dict(type='SyncBN', requires_grad=True)
+model = dict(
+    type='EncoderDecoder',
+    backbone=dict(type='mmkron.QKFormer', arch='hst-10-384', out_indices=(0, 1, 2), norm_cfg=norm_cfg),
+    decode_head=dict(
+        type='UPerHead',
+        in_channels=[96, 192, 384],
+        in_index=[0, 1, 2],
+        pool_scales=(1, 2, 3, 6),
+        channels=512,
+        num_classes=150,
+        dropout_ratio=0.1,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0),
+    ),
+    auxiliary_head=dict(
+        type='FCNHead',
+        in_channels=384,
+        in_index=2,
+        channels=256,
+        num_convs=1,
+        concat_input=False,
+        num_classes=150,
+        dropout_ratio=0.1,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=0.4),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode='whole'),
+)

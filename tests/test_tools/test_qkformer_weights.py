@@ -1,0 +1,165 @@
+"""The converter of QKFormer's released checkpoints: three kinds of files, what it refuses, hosts load the result."""
+
+import argparse
+
+import pytest
+import torch
+from mmengine.runner import load_checkpoint
+from mmpretrain.registry import MODELS
+from qkformer_layouts import in_our_order, official
+
+from .conftest import load_tool
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return load_tool('model_converters/qkformer_weights')
+
+
+def file_of(arch):
+    """What the released scripts save: weights beside the state of the run."""
+    weights = official(arch)
+    args = argparse.Namespace(model='QKFormer', batch_size=32, lr=6e-4, output_dir='out', resume=None, opt_betas=None)
+    optimizer = dict(state={0: dict(exp_avg=torch.zeros(2))}, param_groups=[dict(lr=0.1, params=[0])])
+    if arch == 'cifar':
+        return dict(
+            epoch=409, arch='QKFormer', state_dict=weights, optimizer=optimizer, version=2, args=args, metric=96.2
+        )
+    rest = dict(optimizer=optimizer, epoch=199, args=args)
+    if arch.startswith('hst'):
+        return dict(model=weights, scaler=dict(scale=65536.0), **rest)
+    return dict(
+        model=weights, lr_scheduler=dict(last_epoch=1), max_test_acc1=84.0, test_acc5_at_max_test_acc1=99.0, **rest
+    )
+
+
+@pytest.mark.parametrize('arch', ['hst-10-384', 'cifar', 'cifar10-dvs', 'dvs-gesture'])
+def test_conversion(tool, tmp_path, capsys, arch):
+    content = file_of(arch)
+    source = content.get('model') or content['state_dict']
+    torch.save(content, tmp_path / 'source.pth')
+    out = tmp_path / 'new' / 'out.pth'
+    tool.main([str(tmp_path / 'source.pth'), str(out), '--arch', arch])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [['unused', '0'], ['missing', '0']]
+    assert lines[3].split()[0] == 'note'
+    assert 'legacy_ssa_order=True' in lines[3]
+
+    meta = torch.load(out, weights_only=True)['meta']
+    assert meta['backbone'] == dict(type='mmkron.QKFormer', arch=arch)
+    assert 'legacy_ssa_order=True' in meta['legacy_ssa_order']
+    classes, channels = source['head.weight'].shape
+    head = dict(type='LinearClsHead', num_classes=classes, in_channels=channels)
+    neck = dict(type='GlobalAveragePooling')
+    model = MODELS.build(dict(type='ImageClassifier', backbone=meta['backbone'], neck=neck, head=head))
+    load_checkpoint(model, str(out), map_location='cpu', strict=True)
+    for (name, ours), theirs in zip(model.backbone.state_dict().items(), in_our_order(source), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert torch.equal(model.head.fc.weight, source['head.weight'])
+    assert torch.equal(model.head.fc.bias, source['head.bias'])
+
+
+def test_ratio_of_the_mlp(tool, tmp_path):
+    """A Gesture network with the MLP of CIFAR10-DVS's has that one's layout."""
+    torch.save(dict(model=official('cifar10-dvs', classes=11)), tmp_path / 'source.pth')
+    argv = [str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture', '--mlp-ratio', '1']
+    tool.main(argv)
+    meta = torch.load(tmp_path / 'out.pth', weights_only=True)['meta']
+    assert meta['backbone'] == dict(type='mmkron.QKFormer', arch='dvs-gesture', mlp_ratio=1)
+
+
+def test_namespace_is_allowed_within_this_load_only(tool, tmp_path):
+    torch.save(file_of('cifar10-dvs'), tmp_path / 'source.pth')
+    before = set(map(str, torch.serialization.get_safe_globals()))
+    tool.main([str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'cifar10-dvs'])
+    assert argparse.Namespace not in torch.serialization.get_safe_globals()
+    assert before <= set(map(str, torch.serialization.get_safe_globals()))
+    with pytest.raises(Exception, match='argparse.Namespace'):
+        torch.load(tmp_path / 'source.pth', weights_only=True)
+
+
+class Payload:
+    """What a file may hold that runs code as it is read: this one makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, 'w')
+
+
+@pytest.mark.parametrize('place', ['args', 'alone', 'in the arguments'])
+def test_malicious_file(tool, tmp_path, place):
+    made, source, out = tmp_path / 'made', tmp_path / 'source.pth', tmp_path / 'out.pth'
+    content = file_of('cifar10-dvs')
+    if place == 'in the arguments':
+        content['args'].resume = Payload(made)
+    else:
+        content['args'] = Payload(made)
+    torch.save(Payload(made) if place == 'alone' else content, source)
+    with pytest.raises(SystemExit, match='^error: SRC .*holds no weights that can be read without running its code'):
+        tool.main([str(source), str(out), '--arch', 'cifar10-dvs'])
+    assert not made.exists()
+    assert not out.exists()
+    torch.load(source, weights_only=False)  # the trap works
+    assert made.exists()
+
+
+def changed(change):
+    weights = official('cifar10-dvs')
+    change(weights)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (
+            lambda w: w.pop('stage1.0.tssa.proj_bn.bias'),
+            'none for 1 entries, as stages.0.0.attention.project.norm.bias',
+        ),
+        (lambda w: w.update(extra=torch.zeros(1)), 'no place for 1 entries, as extra$'),
+        (lambda w: w.update({'head.scale': torch.zeros(1)}), 'no place for 1 entries, as head.scale$'),
+        (lambda w: w.pop('head.bias'), 'none for 1 entries, as head.bias$'),
+        (
+            lambda w: w.update({'head.weight': torch.zeros(10, 5)}),
+            'no place for 1 entries, as head.weight; none for 1 entries, as head.weight$',
+        ),
+        (
+            lambda w: w.update({'stage1.0.mlp.fc1_conv.bias': torch.zeros(128)}),
+            'two of its entries have one place, as it has 104 entries instead of 103',
+        ),
+    ],
+)
+def test_nothing_is_left_over(tool, tmp_path, change, message):
+    torch.save(changed(change), tmp_path / 'source.pth')
+    with pytest.raises(SystemExit, match=f'^error: SRC does not fit --arch cifar10-dvs: {message}'):
+        tool.main([str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'cifar10-dvs'])
+    assert not (tmp_path / 'out.pth').exists()
+
+
+def test_another_arch(tool, tmp_path):
+    torch.save(official('cifar10-dvs'), tmp_path / 'source.pth')
+    with pytest.raises(SystemExit, match='^error: SRC does not fit --arch dvs-gesture: no place for .*; none for .*'):
+        tool.main([str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture'])
+
+
+@pytest.mark.parametrize(
+    ('argv', 'message'),
+    [
+        (['in.pth', 'out.pth'], 'the following arguments are required: --arch'),
+        (['in.pth', 'out.pt', '--arch', 'cifar'], 'DST must end in .pth, got out.pt'),
+        (['in.pth', 'out.pth', '--arch', 'hst'], "invalid choice: 'hst'"),
+    ],
+)
+def test_bad_arguments(tool, capsys, argv, message):
+    with pytest.raises(SystemExit):
+        tool.main(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_bad_ratio(tool, tmp_path):
+    torch.save(official('cifar10-dvs'), tmp_path / 'source.pth')
+    argv = [str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture', '--mlp-ratio', '0']
+    with pytest.raises(SystemExit, match='^error: mlp_ratio must be greater than 0, got 0.0'):
+        tool.main(argv)

@@ -1,0 +1,105 @@
+"""Converts checkpoints of QKFormer's released code into a checkpoint of an MMPretrain classifier.
+
+Read are those for ImageNet (state dict under ``model``, beside the arguments of the run), for CIFAR (under
+``state_dict``) and for events. Every entry of both sides must have its counterpart, or nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmkron.analysis import convert_qkformer
+from mmkron.analysis.lambda_weights import COUNTER
+from mmkron.engine.launch import LaunchError
+from mmkron.engine.weights import make_parser, parse, write
+from mmkron.models import QKFormer
+from mmkron.models.backbones.qkformer import ARCHS
+
+NOTE = (
+    'These weights were trained where the last neuron of the spiking self-attention runs over the samples of a batch. '
+    'Only with legacy_ssa_order=True, and the same batches, do they give the results of the released code; with the '
+    'default, False, a sample does not depend on its batch, and the accuracy of these weights is lower.'
+)
+
+
+def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The checkpoint's state dict and its meta.
+
+    Raises:
+        LaunchError: an entry of either side without a counterpart.
+    """
+    kwargs = dict(arch=args.arch)
+    if args.mlp_ratio is not None:
+        kwargs['mlp_ratio'] = args.mlp_ratio
+    try:
+        with torch.device('meta'):
+            network = QKFormer(**kwargs)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    converted = convert_qkformer(state_dict, network.state_dict())
+    head = head_shapes(converted.head, network.out_channels[-1])
+    problems = [
+        ('no place for', [*converted.unused, *head['unused']]),
+        ('none for', [*converted.missing, *head['missing']]),
+    ]
+    if any(names for _, names in problems):
+        texts = [f'{what} {len(names)} entries, as {", ".join(names[:3])}' for what, names in problems if names]
+        raise LaunchError(f'SRC does not fit --arch {args.arch}: {"; ".join(texts)}')
+    expected, given = count_sources(network), sum(not name.endswith(COUNTER) for name in state_dict)
+    if given != expected + len(converted.head):
+        raise LaunchError(
+            f'SRC does not fit --arch {args.arch}: two of its entries have one place, as it has {given} entries '
+            f'instead of {expected + len(converted.head)} without the step counters of batch norm'
+        )
+    weights = {f'backbone.{name}': value for name, value in converted.state_dict.items()}
+    weights.update({f'head.fc.{name}': value for name, value in converted.head.items()})
+    backbone = dict(type='mmkron.QKFormer', **kwargs)
+    meta = dict(source='qkformer', backbone=backbone, legacy_ssa_order=NOTE, unused=[], missing=[])
+    return weights, meta
+
+
+def head_shapes(head: dict[str, Tensor], channels: int) -> dict[str, list[str]]:
+    """Names of the classifier's entries that do not belong to a linear layer on ``channels``, and that it lacks.
+
+    A source without any, a backbone alone, lacks none.
+    """
+    classes = tuple(head['weight'].shape[:1]) if 'weight' in head else ()
+    shapes = {'weight': (*classes, channels), 'bias': classes}
+    fitting = [name for name, value in head.items() if tuple(value.shape) == shapes.get(name)]
+    return dict(
+        unused=[f'head.{name}' for name in head if name not in fitting],
+        missing=[f'head.{name}' for name in shapes if head and name not in fitting],
+    )
+
+
+def count_sources(network: QKFormer) -> int:
+    """Entries of the released network: queries, keys and values have convolutions and norms of their own there."""
+    operands = {
+        f'{name}.operand_map.': part.operands for name, part in network.named_modules() if hasattr(part, 'operands')
+    }
+    names = [name for name in network.state_dict() if not name.endswith(COUNTER)]
+    return sum(next((count for prefix, count in operands.items() if name.startswith(prefix)), 1) for name in names)
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument('--arch', required=True, choices=tuple(ARCHS), help='which of the released networks SRC is')
+    help_ratio = (
+        "of a network whose MLP is not the arch's: dvs-gesture has 4 in the released code, 1 by the paper's count"
+    )
+    parser.add_argument('--mlp-ratio', type=float, help=help_ratio)
+    return parse(parser, argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    # The arguments of the run, which the released code saves beside the weights.
+    write(parse_args(argv), convert, allowed=[argparse.Namespace])
+    print(f'{"note":<10} {NOTE}')
+
+
+if __name__ == '__main__':
+    main()
