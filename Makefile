@@ -33,12 +33,13 @@ lint:  ## check style and format with ruff
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
-benchmark:  ## compare operators, attention blocks and lambda layers with public peers
+benchmark:  ## compare operators, layers and neurons with public peers
 	.dev_scripts/setup_env.sh test
 	.venv/bin/python benchmarks/kronecker.py
 	.venv/bin/python benchmarks/attention_blocks.py
 	.venv/bin/python benchmarks/lambda_forms.py
 	.venv/bin/python benchmarks/lambdas.py
+	.venv/bin/python benchmarks/lif.py
 
 clean:  ## remove what builds and runs leave (keeps the environments, data and work_dirs)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -48,6 +48,7 @@ class LIF(nn.Module):
     ) -> None:
         super().__init__()
         check_choice('kind', kind, KINDS)
+        check_choice('decay_input', decay_input, (True, False))
         self.kind, self.v_threshold = kind, v_threshold
         self.tau = tau
         self.others = dict(
@@ -111,6 +112,9 @@ class SpikingConv(nn.Module):
         fires: bool = True,
     ) -> None:
         super().__init__()
+        check_int('kernel_size', kernel_size)
+        if kernel_size % 2 == 0:
+            raise ValueError(f'kernel_size must be odd, got {kernel_size}')
         self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride, kernel_size // 2, bias=bias)
         self.norm = build_norm(norm_cfg, channels)
         self.pool = nn.MaxPool2d(3, 2, 1) if pool else None
@@ -144,6 +148,7 @@ class SpikingConv(nn.Module):
             and self.norm.momentum is not None
             and type(self.neuron) is LIF
             and (self.pool is None or self.pool_first)
+            and not any(has_hooks(part) for part in (self.norm, self.neuron))
         )
 
     def fire(self, x: Tensor, steps: int) -> Tensor:
@@ -152,6 +157,12 @@ class SpikingConv(nn.Module):
         norm.num_batches_tracked.add_(1)
         statistics = norm.weight, norm.bias, norm.running_mean, norm.running_var
         return norm_lif(x, steps, *statistics, norm.momentum, norm.eps, **self.neuron.settings())
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Whether someone watches the calls of a module."""
+    kinds = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
+    return any(getattr(part, kind) for kind in kinds)
 
 
 class SpikingAttention(nn.Module):

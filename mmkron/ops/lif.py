@@ -101,6 +101,8 @@ def read_leak(neuron: Neuron) -> tuple[Neuron, Tensor | None]:
     leak = neuron.leak
     if not isinstance(leak, Tensor):
         return neuron, None
+    if not 0 <= leak.item() <= 1:
+        raise ValueError(f'tau must be at least 1, got {1 / leak.item():g}')
     return neuron._replace(leak=leak.item(), learns=leak.requires_grad), leak
 
 
@@ -108,6 +110,7 @@ def lif_loop(x: Tensor, v0: Tensor | None, neuron: Neuron) -> tuple[Tensor, Tens
     """The definition of :func:`lif`, step by step: (spikes, last potentials)."""
     dtype = state_dtype(x)
     rest, leak = neuron.rest, neuron.leak
+    leak = leak.reshape(()).to(dtype) if isinstance(leak, Tensor) else leak
     v = torch.full_like(x[0], rest, dtype=dtype) if v0 is None else v0.to(dtype)
     spikes = []
     for current in x.to(dtype).unbind(0):
@@ -290,8 +293,10 @@ def reset(h: Tensor, s: Tensor, neuron: Neuron, out: Tensor) -> None:
     """Potentials h before and spikes s -> potentials after the spike."""
     if neuron.reset is None:
         torch.sub(h, s, alpha=neuron.threshold, out=out)
+    elif neuron.reset:
+        out.copy_(torch.where(s > 0, neuron.reset, h))
     else:
-        torch.addcmul(h, h - neuron.reset if neuron.reset else h, s, value=-1, out=out)
+        torch.addcmul(h, h, s, value=-1, out=out)
 
 
 def surrogate_gradient(h: Tensor, grad: Tensor, neuron: Neuron, out: Tensor) -> Tensor:

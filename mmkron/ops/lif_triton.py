@@ -21,7 +21,7 @@ LANES = 1024  # neurons a program
 
 def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
     """As :func:`mmkron.ops.lif.fire`; the potentials are empty unless ``to_the_end``."""
-    rows = with_unit_stride(rows)
+    rows, start = with_unit_stride(rows), None if start is None else start.contiguous()
     steps, count = rows.shape
     last = rows.new_empty(count if to_the_end else 0, dtype=torch.float32)
     _fire[(triton.cdiv(count, LANES),)](
@@ -49,6 +49,7 @@ def differentiate(
 ) -> tuple[Tensor, Tensor | None]:
     """As :func:`mmkron.ops.lif.differentiate`."""
     rows, grads = with_unit_stride(rows), with_unit_stride(grads)
+    start, end = (None if of is None else of.contiguous() for of in (start, end))
     steps, count = rows.shape
     programs = triton.cdiv(count, LANES)
     # Holds h between the walk forward and the walk back, in the memory of the gradients if that is exact enough.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mmkron.ops.checks import check_int
 from mmkron.ops.lif import Neuron, differentiate_all, fire_all, read_leak, resolve_neuron
 
 
@@ -39,8 +40,14 @@ def norm_lif(
         Spikes (T, B, C, H, W).
 
     Raises:
-        TypeError, ValueError: settings outside the choices of :func:`mmkron.ops.lif`.
+        TypeError, ValueError: settings outside the choices of :func:`mmkron.ops.lif`, a number of maps that ``steps``
+            does not divide, or a single value a channel, which has no variance.
     """
+    check_int('steps', steps)
+    if len(x) % steps:
+        raise ValueError(f'steps must divide the number of maps, got {steps} and {len(x)}')
+    if x.numel() == x.shape[1]:
+        raise ValueError(f'x must have more than one value a channel in training, got shape {tuple(x.shape)}')
     neuron, leak = read_leak(resolve_neuron(**settings))
     return NormLIFFunction.apply(x, weight, bias, leak, running_mean, running_var, momentum, eps, steps, neuron)
 

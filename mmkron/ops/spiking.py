@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmkron.ops.checks import check_int
-from mmkron.ops.lif import lif
+from mmkron.ops.lif import lif, resolve_neuron
 
 
 def token_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 0.5, **neuron: Any) -> Tensor:
@@ -33,11 +33,7 @@ def token_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 0.
         TypeError, ValueError: inputs of other shapes or dtypes, or heads that do not divide C.
     """
     q, k = _split(heads, q=q, k=k)
-    if not (torch.is_grad_enabled() and q.requires_grad) and is_stateless(v_threshold=v_threshold, **neuron):
-        mask = q.amax(3, keepdim=True)
-    else:
-        mask = lif(q.sum(3, keepdim=True), v_threshold=v_threshold, **neuron)
-    return (mask * k).flatten(2, 3)
+    return (_mask(q, 3, v_threshold, neuron) * k).flatten(2, 3)
 
 
 def channel_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 0.5, **neuron: Any) -> Tensor:
@@ -47,11 +43,7 @@ def channel_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 
     Arguments, result and errors are those of :func:`token_qk_attention`; the heads make no difference.
     """
     q, k = _split(heads, q=q, k=k)
-    if not (torch.is_grad_enabled() and q.requires_grad) and is_stateless(v_threshold=v_threshold, **neuron):
-        mask = q.amax(4, keepdim=True)
-    else:
-        mask = lif(q.sum(4, keepdim=True), v_threshold=v_threshold, **neuron)
-    return (mask * k).flatten(2, 3)
+    return (_mask(q, 4, v_threshold, neuron) * k).flatten(2, 3)
 
 
 def spiking_self_attention(
@@ -82,6 +74,16 @@ def spiking_self_attention(
         out = torch.matmul(torch.matmul(v, k), q) if width < tokens else torch.matmul(v, torch.matmul(k, q))
         out = lif(out.mul_(scale), v_threshold=v_threshold, **neuron)
     return out.flatten(2, 3).to(dtype)
+
+
+def _mask(q: Tensor, axis: int, v_threshold: float, neuron: dict[str, Any]) -> Tensor:
+    """Where the sum of queries over an axis makes a neuron fire."""
+    resolve_neuron(v_threshold=v_threshold, **neuron)
+    if not (torch.is_grad_enabled() and q.requires_grad) and is_stateless(v_threshold=v_threshold, **neuron):
+        return q.amax(axis, keepdim=True)
+    # Counts, which half precision does not hold.
+    counts = q.sum(axis, keepdim=True, dtype=torch.promote_types(q.dtype, torch.float32))
+    return lif(counts, v_threshold=v_threshold, **neuron).to(q.dtype)
 
 
 def is_stateless(

@@ -122,6 +122,10 @@ class TestFeature:
         grads = [torch.autograd.grad(y.square().sum(), x)[0] for y in (v, expected)]
         torch.testing.assert_close(*grads)
 
+    def test_reset_is_exact(self):
+        _, v = lif(torch.tensor([[1e5]]), v_reset=0.1, return_state=True)
+        assert torch.equal(v, torch.tensor([0.1]))
+
 
 class TestState:
     def test_two_halves_make_a_whole(self):
@@ -244,7 +248,7 @@ class TestGraphs:
     @pytest.mark.parametrize('with_tau', [False, True])
     def test_dynamo(self, with_tau):
         x, tau = currents(4, 30), torch.tensor(1.7, dtype=torch.float64)
-        arguments = dict(tau=tau.requires_grad_()) if with_tau else {}
+        arguments = dict(tau=tau[None, None].requires_grad_()) if with_tau else {}
         compiled = torch.compile(lif, backend='aot_eager', fullgraph=True)
         leaves = [x.clone().requires_grad_() for _ in range(2)]
         outs = [compiled(leaves[0], **arguments), lif(leaves[1], **arguments)]
@@ -283,6 +287,7 @@ class TestGraphs:
         (dict(tau=0.5), ValueError, 'tau must be at least 1, got 0.5'),
         (dict(tau='2'), TypeError, "tau must be a number, got '2'"),
         (dict(tau=torch.ones(2)), ValueError, r'tau must be a number or a tensor of one element, got shape \(2,\)'),
+        (dict(tau=torch.tensor(0.25)), ValueError, 'tau must be at least 1, got 0.25'),
         (dict(v_threshold=None), TypeError, 'v_threshold must be a number, got None'),
         (dict(v_reset=1.0), ValueError, 'v_reset must be below v_threshold, got 1.0 and 1.0'),
         (dict(decay_input=1), ValueError, r'decay_input must be one of \(True, False\), got 1'),

@@ -28,7 +28,8 @@ for steps, tau, reset, decay, detach, surrogate, state, learns, dtype in product
     count = 1500  # more than a program takes
     neuron = module.resolve_neuron(tau, 0.6, reset, decay, detach, surrogate)._replace(learns=learns)
     rows = (1.5 * torch.randn(steps, count + 1)).to(dtype)[:, 1:]
-    start, end = (torch.randn(count) if state else None for _ in range(2))
+    # Neither side by side: every other potential, and the gradient of a sum.
+    start, end = (torch.randn(2 * count)[::2], torch.randn(1).expand(count)) if state else (None, None)
     grads = torch.randn(count, steps).to(dtype).t()
     results = []
     for form in (lif_triton, module):

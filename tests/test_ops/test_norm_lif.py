@@ -99,4 +99,19 @@ def test_where_the_layer_does_without():
     assert not SpikingConv(3, 4).eval().joins_norm()
     assert not SpikingConv(3, 4, pool=True).joins_norm()
     assert not SpikingConv(3, 4, fires=False).joins_norm()
+    for part in ('norm', 'neuron'):
+        watched = SpikingConv(3, 4).train()
+        getattr(watched, part).register_forward_hook(lambda *_: None)
+        assert not watched.joins_norm()
     assert not SpikingConv(3, 4, norm_cfg=dict(type='GN', num_groups=1)).joins_norm()
+
+
+@pytest.mark.parametrize(('shape', 'steps'), [((4, 5, 2, 2), 3), ((4, 5, 2, 2), 0), ((1, 5, 1, 1), 1)])
+def test_exception(shape, steps):
+    """Before the statistics change."""
+    weight, bias, mean, var = (torch.ones(5) for _ in range(4))
+    with pytest.raises(
+        ValueError, match=r'steps must|more than one value a channel in training, got shape \(1, 5, 1, 1\)'
+    ):
+        norm_lif(torch.randn(shape), steps, weight, bias, mean, var)
+    assert torch.equal(mean, torch.ones(5))

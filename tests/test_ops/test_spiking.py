@@ -137,6 +137,18 @@ def test_counts_are_exact_in_half_precision(dtype):
 
 
 @pytest.mark.parametrize('function', FUNCTIONS)
+@pytest.mark.parametrize('needs_grad', [False, True])
+def test_settings_are_checked(function, needs_grad):
+    operands = [x.requires_grad_(needs_grad) for x in operands_of(function, 4, 2, 8, 5)]
+    with pytest.raises(TypeError, match='unexpected keyword argument'):
+        function(*operands, 2, surrogat='atan')
+    with pytest.raises(ValueError, match='surrogate must be one of'):
+        function(*operands, 2, surrogate='nope')
+    with pytest.raises(ValueError, match='tau must be at least 1, got 0'):
+        function(*operands, 2, tau=0)
+
+
+@pytest.mark.parametrize('function', FUNCTIONS)
 def test_samples_are_independent(function):
     operands = operands_of(function, 4, 5, 8, 6)
     out = function(*operands, 2)

@@ -103,7 +103,8 @@ class QKFormer(Backbone):
         frozen_stages: -1 none, 0 the first patch embedding, k that and k stages.
         norm_eval: keep batch norm in evaluation mode while training.
         norm_cfg: normalisation; None (the default) is batch norm over steps and batch.
-        with_cp: recompute blocks in the backward pass to save memory.
+        with_cp: recompute blocks in the backward pass to save memory. Their batch norms then see each batch twice, as
+            in the host libraries.
         init_cfg: initialisation; torch's own by default, as in the released code.
 
     Raises:
@@ -159,7 +160,7 @@ class QKFormer(Backbone):
                 kind = settings['attentions'][index]
                 extra = dict(legacy_order=True) if kind == 'ssa' and legacy_ssa_order else {}
                 attention = ATTENTIONS[kind](dims[index], settings['heads'], attention_threshold, **cfg, **extra)
-                mlp = SpikingMLP(dims[index], int(dims[index] * settings['mlp_ratio']), **cfg)
+                mlp = SpikingMLP(dims[index], max(1, int(dims[index] * settings['mlp_ratio'])), **cfg)
                 blocks.append(SpikingBlock(attention, mlp, drop_path_rate * before / max(1, total - 1)))
                 before += 1
             self.stages.append(nn.Sequential(*blocks))
@@ -217,6 +218,7 @@ class SpikingBlock(nn.Module):
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises TypeError or ValueError unless the settings of an arch fit each other."""
     check_int('steps', settings['steps'])
+    check_int('heads', settings['heads'])
     check_number('mlp_ratio', settings['mlp_ratio'], above=0)
     for name in ('dims', 'depths', 'attentions'):
         value = settings[name]
