@@ -1,4 +1,4 @@
-"""Costs of the operators in closed form, what coefficients mean for single positions, weights of other libraries."""
+"""Costs in closed form, what coefficients mean for positions, energy of spikes, weights of other libraries."""
 
 from mmkron.analysis.coefficient_maps import PositionWeights, position_weights
 from mmkron.analysis.kronecker_cost import AttentionCost, attention_cost

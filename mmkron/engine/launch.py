@@ -20,7 +20,8 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import HistoryBuffer
-from mmengine.registry import RUNNERS, DefaultScope
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
 from mmengine.utils import digit_version
 
@@ -393,6 +394,41 @@ def _replace_sync_bn(node: Any) -> int:
 def build_runner(cfg: Config) -> Runner:
     """The runner that ``cfg`` describes, of class ``cfg.runner_type`` if that is set."""
     return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def build_model(cfg: Config, device: str, layer: type, what: str) -> torch.nn.Module:
+    """The config's model in evaluation, with the weights of ``cfg.load_from``, or its initial ones if that is None.
+
+    Args:
+        cfg: The config.
+        device: Where the model goes.
+        layer: A class of layers that the caller is about.
+        what: What the message calls it.
+
+    Raises:
+        LaunchError: The config has no model, the model has no such layer, or the weights or the device do not serve.
+    """
+    if cfg.get('model') is None:
+        raise LaunchError('the config has no model')
+    if cfg.get('data_preprocessor') is not None:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    if not any(isinstance(module, layer) for module in model.modules()):
+        raise LaunchError(f'the model has no {what}')
+    try:
+        if cfg.load_from is None:
+            model.init_weights()
+        else:
+            checkpoint.load_checkpoint(model, cfg.load_from, map_location='cpu', strict=True, logger='current')
+    except (EOFError, OSError, RuntimeError) as error:
+        reason = ' '.join(str(error).split()) or 'the file is empty or cut off'
+        weights = cfg.load_from or 'what the config starts from'
+        raise LaunchError(f'{weights} cannot be loaded into the model: {reason:.600}') from error
+    try:
+        return model.to(device).eval()
+    except (AssertionError, RuntimeError) as error:
+        raise LaunchError(f'--device {device}: {error}') from error
 
 
 def _local_rank(args: Namespace) -> int:

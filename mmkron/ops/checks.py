@@ -32,6 +32,13 @@ def check_number(name: str, value: Any, above: float | None = None) -> None:
         raise ValueError(f'{name} must be greater than {above}, got {value!r}')
 
 
+def check_floating(name: str, x: Any) -> None:
+    """Raises TypeError unless ``x`` is a floating-point tensor."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
+
+
 def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | None = None) -> None:
     """Raises unless ``x`` is a non-empty floating-point map (B, C, H, W).
 
@@ -47,9 +54,7 @@ def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | Non
     """
     if torch.jit.is_tracing():
         return
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
+    check_floating(name, x)
     if x.dim() != 4 or 0 in x.shape:
         raise ValueError(f'{name} must be a map (B, C, H, W) with no empty dimension, got shape {tuple(x.shape)}')
     if channels is not None and x.shape[1] != channels:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_int
+from mmkron.ops.checks import check_choice, check_floating, check_int
 from mmkron.ops.lambda_cost import Problem, candidates, estimate
 from mmkron.ops.lambda_tiles import PositionLambdaTiles, choose_tile
 
@@ -227,9 +227,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def _check_operand(name: str, x: Tensor, dims: tuple[int, ...], like: Tensor | None = None) -> None:
     if torch.jit.is_tracing():
         return
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f'{name} must be a floating-point tensor, got {got}')
+    check_floating(name, x)
     if x.dim() not in dims or 0 in x.shape:
         allowed = ' or '.join(str(n) for n in dims)
         raise ValueError(f'{name} must have {allowed} dimensions, none of them empty, got shape {tuple(x.shape)}')

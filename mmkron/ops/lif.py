@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_choice, check_number
+from mmkron.ops.checks import check_choice, check_floating, check_number
 
 SURROGATES = {'sigmoid': 4.0, 'atan': 2.0}  # with the slope of each by default
 
@@ -354,8 +354,7 @@ def unflatten_one(row: Tensor, order: list[int], shape: torch.Size) -> Tensor:
 
 def check_currents(x: Tensor, v0: Tensor | None) -> None:
     """Raises TypeError or ValueError unless x is (T, ...) and v0, if any, (...)."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f'x must be a floating-point tensor, got {x.dtype if isinstance(x, Tensor) else type(x)}')
+    check_floating('x', x)
     if x.dim() < 1 or (not torch.jit.is_tracing() and 0 in x.shape):
         raise ValueError(f'x must have shape (T, ...) with no empty dimension, got {tuple(x.shape)}')
     if v0 is not None and (not isinstance(v0, Tensor) or not v0.is_floating_point()):

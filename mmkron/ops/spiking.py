@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.ops.checks import check_int
+from mmkron.ops.checks import check_floating, check_int
 from mmkron.ops.lif import lif, resolve_neuron
 
 
@@ -101,8 +101,7 @@ def _split(heads: int, **operands: Tensor) -> list[Tensor]:
     check_int('heads', heads)
     first_name, first = next(iter(operands.items()))
     for name, x in operands.items():
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f'{name} must be a floating-point tensor, got {getattr(x, "dtype", type(x))}')
+        check_floating(name, x)
         if x.dim() != 4:
             raise ValueError(f'{name} must have shape (T, B, C, N), got {tuple(x.shape)}')
         if x.dtype != first.dtype:

@@ -18,15 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from mmengine.logging import MMLogger
-from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS
-from mmengine.runner import Runner, load_checkpoint
-from torch import nn
+from mmengine.runner import Runner
 
 from mmkron.analysis import LayerActivity, Operations, SpikeActivity, measure_activity
 from mmkron.analysis.spike_energy import AC_PJ, CONVENTIONS, MAC_PJ
@@ -55,31 +51,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help=options)
     parser.set_defaults(launcher='none', local_rank=0, work_dir=None)
     return parser.parse_args(argv)
-
-
-def build_model(cfg: Config, device: str) -> nn.Module:
-    """The config's model with the weights of ``cfg.load_from``, or its initial weights if that is None."""
-    if cfg.get('model') is None:
-        raise LaunchError('the config has no model')
-    if cfg.get('data_preprocessor') is not None:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    if not any(isinstance(module, SpikingConv) for module in model.modules()):
-        raise LaunchError('the model has no spiking layer of mmkron')
-    try:
-        if cfg.load_from is None:
-            model.init_weights()
-        else:
-            load_checkpoint(model, cfg.load_from, map_location='cpu', strict=True, logger='current')
-    except (EOFError, OSError, RuntimeError) as error:
-        reason = ' '.join(str(error).split()) or 'the file is empty or cut off'
-        weights = cfg.load_from or 'what the config starts from'
-        raise LaunchError(f'{weights} cannot be loaded into the model: {reason:.600}') from error
-    try:
-        return model.to(device).eval()
-    except (AssertionError, RuntimeError) as error:
-        raise LaunchError(f'--device {device}: {error}') from error
 
 
 def describe_values(layer: LayerActivity) -> str:
@@ -289,7 +260,7 @@ def run(args: argparse.Namespace) -> None:
     out = Path(args.out)
     MMLogger.get_instance('energy', log_level='WARNING')
     with launch.environment(cfg, args):
-        model = build_model(cfg, args.device)
+        model = launch.build_model(cfg, args.device, SpikingConv, 'spiking layer of mmkron')
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -21,9 +21,7 @@ from mmcv.transforms import Pad
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import MMLogger
-from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, VISUALIZERS
-from mmengine.runner import load_checkpoint
+from mmengine.registry import VISUALIZERS
 from torch import Tensor, nn
 
 from coefficient_figure import View, draw
@@ -68,31 +66,6 @@ def read_image(path: str, pixel: tuple[int, int]) -> np.ndarray:
 
 def attention_layers(model: nn.Module) -> dict[str, KroneckerAttention2d]:
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, KroneckerAttention2d)}
-
-
-def build_model(cfg: Config, device: str) -> nn.Module:
-    """The config's model with the weights of ``cfg.load_from``, or its initial weights if that is None."""
-    if cfg.get('model') is None:
-        raise LaunchError('the config has no model')
-    if cfg.get('data_preprocessor') is not None:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
-    model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    if not attention_layers(model):
-        raise LaunchError('the model has no KroneckerAttention2d layer')
-    try:
-        if cfg.load_from is None:
-            model.init_weights()
-        else:
-            load_checkpoint(model, cfg.load_from, map_location='cpu', strict=True, logger='current')
-    except (EOFError, OSError, RuntimeError) as error:
-        reason = ' '.join(str(error).split()) or 'the file is empty or cut off'
-        weights = cfg.load_from or 'what the config starts from'
-        raise LaunchError(f'{weights} cannot be loaded into the model: {reason:.600}') from error
-    try:
-        return model.to(device).eval()
-    except (AssertionError, RuntimeError) as error:
-        raise LaunchError(f'--device {device}: {error}') from error
 
 
 def pipeline_steps(cfg: Config) -> list[dict]:
@@ -206,7 +179,7 @@ def run(args: argparse.Namespace) -> None:
     image = read_image(args.image, pixel)
     MMLogger.get_instance('kao_coefficients', log_level='WARNING')
     with launch.environment(cfg, args):
-        model = build_model(cfg, args.device)
+        model = launch.build_model(cfg, args.device, KroneckerAttention2d, 'KroneckerAttention2d layer')
         batch, extent = prepare(cfg, args.image, image.shape[:2], model)
         try:
             out_dir.mkdir(parents=True, exist_ok=True)

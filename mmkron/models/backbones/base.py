@@ -82,14 +82,17 @@ class Backbone(BaseModule):
             ValueError: an input that is empty or has other channels.
         """
         check_map('x', x, self.in_channels)
-        x = self.stem(x)
+        return tuple(self.run_stages(self.stem(x)))
+
+    def run_stages(self, x: Tensor) -> list[Tensor]:
+        """The maps of ``out_indices``, of the stem's map."""
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
                 x = self.run(block, x)
             if index in self.out_indices:
                 outs.append(x)
-        return tuple(outs)
+        return outs
 
     def run(self, block: nn.Module, x: Tensor) -> Tensor:
         """``block(x)``, recomputed in the backward pass if ``with_cp`` says so."""

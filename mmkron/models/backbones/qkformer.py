@@ -179,13 +179,7 @@ class QKFormer(Backbone):
         """
         frames = isinstance(x, Tensor) and x.dim() == 5
         check_map('x', x[:, 0] if frames and x.shape[1] else x, self.in_channels)
-        x = self.stem(x.transpose(0, 1)) if frames else self.stem(x, self.steps)
-        outs = []
-        for index, stage in enumerate(self.stages):
-            for block in stage:
-                x = self.run(block, x)
-            if index in self.out_indices:
-                outs.append(x)
+        outs = self.run_stages(self.stem(x.transpose(0, 1)) if frames else self.stem(x, self.steps))
         if self.out_mode == 'mean':
             return tuple(out.mean(0) for out in outs)
         return tuple(out.flatten(0, 1) if self.out_mode == 'folded' else out for out in outs)
