@@ -28,7 +28,7 @@ from mmkron.ops.checks import check_choice, check_floating, check_number
 SURROGATES = {'sigmoid': 4.0, 'atan': 2.0}  # with the slope of each by default
 
 # Neurons whose states are walked through all steps at a time: what a cache holds, and few calls (benchmarks/lif.md).
-BLOCK = 2**17
+BLOCK = 2**18
 
 
 class Neuron(NamedTuple):
@@ -65,7 +65,7 @@ def lif(
     Half precision is computed in float32, under autocast as well. Gradients are of first order.
 
     Args:
-        x: input currents (T, ...), any strides.
+        x: input currents (T, ...), finite, any strides.
         v0: potentials (...) before the first step; ``v_reset``, or 0 without one, by default.
         tau: time constant in steps, at least 1. ``math.inf`` with ``decay_input=False`` is the integrate-and-fire
             neuron (IF); a tensor of one element is learnable (PLIF).
@@ -228,7 +228,7 @@ def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_
         charge(v, current, neuron, out=v)
         torch.ge(v, neuron.threshold, out=s)
         if to_the_end or step < len(rows):
-            reset(v, s, neuron, out=v)
+            reset(v, neuron, out=v)
     return v
 
 
@@ -246,28 +246,27 @@ def differentiate(
     ``scaled`` is dh without the surrogate's constant factor, which saves a pass over memory.
     """
     v = first_state(rows, start, neuron)
-    before, charged, spikes = [], [torch.empty_like(v) for _ in rows], [torch.empty_like(v) for _ in rows]
-    for current, h, s in zip(rows, charged, spikes):
+    before, charged = [], [torch.empty_like(v) for _ in rows]
+    for current, h in zip(rows, charged):
         if neuron.learns:
             before.append(v.clone())
         charge(v, current, neuron, out=h)
-        torch.ge(h, neuron.threshold, out=s)
         if h is not charged[-1]:
-            reset(h, s, neuron, out=v)
+            reset(h, neuron, out=v)
     factor = neuron.slope if neuron.surrogate == 'sigmoid' else neuron.slope / 2
     scaled = None if end is None else end.to(v.dtype) / factor
     decay, gain, change = 1.0, neuron.leak if neuron.decay_input else 1.0, None
     for step in reversed(range(len(rows))):
-        h, s, grad = charged[step], spikes[step], grads[step].to(v.dtype)
+        h, grad = charged[step], grads[step].to(v.dtype)
         if not neuron.detach_reset and scaled is not None:
             jump = neuron.threshold if neuron.reset is None else h - neuron.reset
             grad = grad - decay * factor * scaled * jump
         if scaled is None:
             scaled = surrogate_gradient(h, grad, neuron, out=torch.empty_like(v))
         else:
-            through = surrogate_gradient(h, grad, neuron, out=v)
             if neuron.reset is not None:
-                scaled.addcmul_(scaled, s, value=-1)
+                zero_where_fired(scaled, h, neuron, out=scaled)
+            through = surrogate_gradient(h, grad, neuron, out=v)
             torch.add(through, scaled, alpha=decay, out=scaled)
         torch.mul(scaled, gain * factor, out=grad_rows[step])
         if neuron.learns:
@@ -289,14 +288,18 @@ def charge(v: Tensor, x: Tensor, neuron: Neuron, out: Tensor) -> None:
             out.add_(rest * neuron.leak)
 
 
-def reset(h: Tensor, s: Tensor, neuron: Neuron, out: Tensor) -> None:
-    """Potentials h before and spikes s -> potentials after the spike."""
-    if neuron.reset is None:
-        torch.sub(h, s, alpha=neuron.threshold, out=out)
-    elif neuron.reset:
-        out.copy_(torch.where(s > 0, neuron.reset, h))
+def reset(h: Tensor, neuron: Neuron, out: Tensor) -> None:
+    """Potentials h before -> potentials after the spike."""
+    if neuron.reset == 0:
+        zero_where_fired(h, h, neuron, out=out)
     else:
-        torch.addcmul(h, h, s, value=-1, out=out)
+        after = h - neuron.threshold if neuron.reset is None else neuron.reset
+        out.copy_(torch.where(h >= neuron.threshold, after, h))
+
+
+def zero_where_fired(value: Tensor, h: Tensor, neuron: Neuron, out: Tensor) -> None:
+    """``value`` where h stays below the threshold, else 0: what the derivative of hardtanh does in a single pass."""
+    torch.ops.aten.hardtanh_backward.grad_input(value, h, -math.inf, neuron.threshold, grad_input=out)
 
 
 def surrogate_gradient(h: Tensor, grad: Tensor, neuron: Neuron, out: Tensor) -> Tensor:

@@ -52,13 +52,31 @@ def test_learnable_tau():
 
 
 def test_half():
-    x, (weight, bias, mean, var) = operands(torch.bfloat16)
-    leaf = x.clone().requires_grad_()
-    out = norm_lif(leaf, 4, weight, bias, mean, var)
-    out.sum().backward()
-    assert out.dtype == leaf.grad.dtype == torch.bfloat16
-    expected = lif(F.batch_norm(x, mean, var, weight, bias, True).unflatten(0, (4, 3)))
-    assert torch.equal(out, expected)
+    x, parameters = operands(torch.bfloat16)
+    cotangent, results = torch.randn(4, 3, *x.shape[1:], generator=torch.Generator().manual_seed(1)), []
+    for joined in (True, False):
+        weight, bias, mean, var = (y.clone() for y in parameters)
+        leaves = [x.clone().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+        if joined:
+            out = norm_lif(leaves[0], 4, weight, bias, mean, var)
+        else:
+            out = lif(F.batch_norm(leaves[0], mean, var, weight, bias, True).unflatten(0, (4, 3)))
+        results.append([out, mean, var, *torch.autograd.grad(out, leaves, cotangent.bfloat16())])
+    ours, theirs = results
+    assert [y.dtype for y in ours] == [y.dtype for y in theirs]
+    assert torch.equal(ours[0], theirs[0])
+    torch.testing.assert_close(ours[1:3], theirs[1:3])
+    torch.testing.assert_close(ours[3:], theirs[3:], rtol=2e-2, atol=2e-3)  # bfloat16 has 8 bits
+
+
+def test_far_from_zero():
+    """The variance is exact where the mean is a thousand times the deviation."""
+    x, (weight, bias, mean, var) = operands(torch.float32)
+    x = x + 1000
+    norm_lif(x, 4, weight, bias, mean, var, momentum=1.0)
+    expected = x.double()
+    torch.testing.assert_close(mean, expected.mean((0, 2, 3)).float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(var, expected.var((0, 2, 3)).float(), rtol=1e-5, atol=0)
 
 
 def test_only_the_input_is_kept():
