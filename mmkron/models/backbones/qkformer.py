@@ -138,6 +138,8 @@ class QKFormer(Backbone):
         check_settings(settings)
         check_choice('out_mode', out_mode, OUT_MODES)
         check_choice('legacy_ssa_order', legacy_ssa_order, (True, False))
+        if legacy_ssa_order and 'ssa' not in settings['attentions']:
+            raise ValueError(f"legacy_ssa_order needs a stage with 'ssa', got attentions={settings['attentions']!r}")
         check_number('drop_path_rate', drop_path_rate)
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
@@ -226,5 +228,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         check_choice('attentions', attention, ATTENTIONS)
         if dim % settings['heads']:
             raise ValueError(f'heads must divide dims, got {settings["heads"]} and {settings["dims"]}')
-    if settings['stem']['widths'][-1] != settings['dims'][0]:
-        raise ValueError(f'widths of stem must end in dims[0], got {settings["stem"]} and {settings["dims"]}')
+    stem = settings['stem']
+    if not isinstance(stem, Mapping) or not {'widths', 'pools'} <= set(stem) <= {'widths', 'pools', 'shortcut_from'}:
+        raise ValueError(f'stem must be a dict of widths, pools and, if not 0, shortcut_from, got {stem!r}')
+    if list(stem['widths'])[-1:] != [settings['dims'][0]]:
+        raise ValueError(f'widths of stem must end in dims[0], got {stem} and {settings["dims"]}')

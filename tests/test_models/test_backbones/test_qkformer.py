@@ -231,6 +231,13 @@ def test_self_attention_layer():
         (dict(drop_path_rate=1.0), ValueError, r'drop_path_rate must be in \[0, 1\), got 1.0'),
         (dict(arch={**SMALL, 'heads': 3}), ValueError, r'heads must divide dims, got 3 and \(8, 16, 32\)'),
         (dict(arch={**SMALL, 'dims': (16, 16, 32)}), ValueError, r'widths of stem must end in dims\[0\], got'),
+        (dict(arch={**SMALL, 'stem': dict(widths=(4, 8))}), ValueError, 'stem must be a dict of widths, pools and, if'),
+        (dict(arch={**SMALL, 'stem': (4, 8)}), ValueError, r'stem must be a dict of .*, got \(4, 8\)'),
+        (
+            dict(legacy_ssa_order=True, attentions=('qkta', 'qkca', 'qkta')),
+            ValueError,
+            "legacy_ssa_order needs a stage with 'ssa', got",
+        ),
     ],
 )
 def test_bad_arguments(kwargs, error, message):
