@@ -1,4 +1,4 @@
-"""The READMEs' snippets, each mixed into the host's own config; weights that flow from a classifier to dense models."""
+"""The snippets of README and cookbook, each mixed into the host's own config; weights that flow from a classifier to dense models."""
 
 import re
 from importlib import import_module
@@ -9,6 +9,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
+from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint, save_checkpoint
 
@@ -18,9 +19,7 @@ from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNe
 
 
 def snippets():
-    folders = ('kao_deeplabv2', 'lambda_resnet', 'lambda_mask_rcnn', 'qkformer')
-    files = [ROOT / 'README.md', *(ROOT / 'configs' / name / 'README.md' for name in folders)]
-    texts = [file.read_text(encoding='utf-8') for file in files]
+    texts = [(ROOT / name).read_text(encoding='utf-8') for name in ('README.md', 'docs/cookbook.md')]
     found = re.findall(r'```python\n# mix: ([\w -]+)\n(.*?)```', ''.join(texts), re.S)
     assert len(dict(found)) == len(found)
     return dict(found)
@@ -76,6 +75,21 @@ def test_mmseg(tmp_path):
         for layer in layers:
             layer.value_map.weight.add_(0.1)
         assert not torch.allclose(model.whole_inference(x, [dict(img_shape=(65, 97))]), first)
+
+
+def test_layer_decay(tmp_path):
+    """A step of depth is a factor of 0.8, from the head down to the stem."""
+    cfg = mix('mmpretrain layer decay', tmp_path)
+    model = build(cfg, 'mmpretrain')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        optimizer = build_optim_wrapper(model, cfg.optim_wrapper).optimizer
+    rates = {id(group['params'][0]): group['lr'] for group in optimizer.param_groups}
+    base = cfg.optim_wrapper.optimizer.lr
+    for name, parameter in model.backbone.named_parameters():
+        depth, layers = model.backbone.get_layer_depth(f'backbone.{name}', 'backbone.')
+        assert rates[id(parameter)] == pytest.approx(base * 0.8 ** (layers - 1 - depth)), name
+    assert rates[id(model.head.fc.weight)] == pytest.approx(base)
+    assert len(set(rates.values())) > 5
 
 
 def test_mmpretrain_lambda(tmp_path):
@@ -297,6 +311,23 @@ def test_mmdet(tmp_path, classifier_checkpoint):
     frozen = [name for name, p in model.backbone.named_parameters() if p.grad is None]
     assert frozen
     assert all(name.startswith(('stem.', 'stages.0.')) for name in frozen)
+
+
+def test_mmdet_weights(tmp_path):
+    """RetinaNet on QKFormer takes the classifier's weights whole and freezes its first stage."""
+    torch.manual_seed(3)
+    classifier = build(Config.fromfile(ROOT / 'configs/qkformer/qkformer-hst-10-384_8xb32_in1k.py'), 'mmpretrain')
+    path = tmp_path / 'qkformer.pth'
+    save_checkpoint(dict(state_dict=classifier.state_dict(), meta={}), str(path))
+    cfg = mix('mmdet weights', tmp_path)
+    cfg.model.backbone.init_cfg.checkpoint = str(path)
+    model = build(cfg, 'mmdet')
+    model.init_weights()
+    weights, ours = classifier.backbone.state_dict(), model.backbone.state_dict()
+    assert ours.keys() == weights.keys()
+    assert all(torch.equal(value, weights[name]) for name, value in ours.items())
+    for name, parameter in model.backbone.named_parameters():
+        assert parameter.requires_grad != name.startswith(('stem.', 'stages.0.')), name
 
 
 def test_classifier_weights_in_the_segmentor(classifier_checkpoint):
