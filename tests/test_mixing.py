@@ -1,4 +1,4 @@
-"""The snippets of README and cookbook, each mixed into the host's own config; weights that flow from a classifier to dense models."""
+"""Snippets of README and cookbook, each mixed into the host's own config; a classifier's weights in dense models."""
 
 import re
 from importlib import import_module
