@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from mmkron.analysis.converted import Converted, without_counters
 
 # Arguments of LambdaResNet for the three lambda networks of timm 1.0, which follow no configuration of the paper.
 TIMM_NETWORKS: dict[str, dict[str, Any]] = {
@@ -62,24 +64,6 @@ RESNET_PARTS = {
 # What a LambdaResNet may have otherwise than a ResNet.
 SPATIAL_PARTS = r'^stages\.\d\.\d+\.(spatial|se)\.'
 
-COUNTER = '.num_batches_tracked'
-
-
-class Converted(NamedTuple):
-    """Weights under new names. The lists leave out the step counters of batch norm, which nothing needs.
-
-    Attributes:
-        state_dict: entries of the target.
-        head: ``weight`` and ``bias`` of the classifier, if the source has one.
-        unused: names of the source's entries that have no place in the target.
-        missing: names of the target's entries that the source does not give.
-    """
-
-    state_dict: dict[str, Tensor]
-    head: dict[str, Tensor]
-    unused: list[str]
-    missing: list[str]
-
 
 def convert_timm(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
     """Weights of one of timm's lambda networks for the LambdaResNet with its arguments in :data:`TIMM_NETWORKS`.
@@ -90,9 +74,9 @@ def convert_timm(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor])
     """
     values = {}
     for name, value in state_dict.items():
-        if name.endswith('self_attn.conv_lambda.weight'):
+        if name.endswith('self_attn.conv_lambda.weight') and value.dim() == 5:
             value = _table(value[..., 0])
-        elif name.endswith('self_attn.pos_emb'):
+        elif name.endswith('self_attn.pos_emb') and value.dim() == 3:
             value = value.permute(2, 0, 1)[None]
         values[name] = value
     return _fit(values, target, _timm_name, 'head.fc.')
@@ -141,6 +125,8 @@ def convert_lambda_networks(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
             converted['position_bias'] = rest.pop('pos_conv.bias')
     except KeyError as error:
         raise ValueError(f"state_dict must be of lambda-networks' LambdaLayer, got one without {error}") from None
+    except (IndexError, RuntimeError) as error:
+        raise ValueError(f"state_dict must be of lambda-networks' LambdaLayer, got other shapes: {error}") from None
     for name, value in rest.items():
         new = name.replace('norm_q.', 'query_norm.').replace('norm_v.', 'value_norm.')
         if new == name:
@@ -194,7 +180,7 @@ def _fit(
             classifier[name[len(head) :]] = value
         elif new in target and target[new].shape == value.shape:
             converted[new] = value.contiguous()
-        elif not name.endswith(COUNTER):
+        else:
             unused.append(name)
-    missing = [name for name in target if name not in converted and not name.endswith(COUNTER)]
-    return Converted(converted, classifier, unused, missing)
+    missing = [name for name in target if name not in converted]
+    return Converted(converted, classifier, without_counters(unused), without_counters(missing))

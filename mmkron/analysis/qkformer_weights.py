@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mmkron.analysis.lambda_weights import COUNTER, Converted
+from mmkron.analysis.converted import COUNTER, Converted, without_counters
 
 OPERANDS = ('q', 'k', 'v')
 # Modules of a layer, theirs and ours.
@@ -48,11 +48,16 @@ def convert_qkformer(state_dict: Mapping[str, Tensor], target: Mapping[str, Tens
             operands.setdefault(new, {})[operand] = value
     for new, parts in operands.items():
         ordered = [parts[operand] for operand in OPERANDS if operand in parts]
-        values[new] = ordered[0] if new.endswith(COUNTER) else torch.cat(ordered)
+        if new.endswith(COUNTER):
+            values[new] = ordered[0]
+        elif ordered[0].dim() and all(part.shape == ordered[0].shape for part in ordered):
+            values[new] = torch.cat(ordered)
+        else:
+            unused += sources[new]
     converted = {name: value for name, value in values.items() if name in target and target[name].shape == value.shape}
     unused += [source for name in values if name not in converted for source in sources[name]]
-    missing = [name for name in target if name not in converted and not name.endswith(COUNTER)]
-    return Converted(converted, head, [name for name in unused if not name.endswith(COUNTER)], missing)
+    missing = [name for name in target if name not in converted]
+    return Converted(converted, head, without_counters(unused), without_counters(missing))
 
 
 def _rename(name: str, names: Mapping[str, Tensor]) -> tuple[str | None, str | None]:

@@ -266,7 +266,7 @@ class Recorder:
                 yield module.register_forward_hook(self.neuron(name))
         for name, module in model.named_modules():
             if isinstance(module, DENSE) and module not in inside:
-                yield module.register_forward_pre_hook(self.dense(name), with_kwargs=True)
+                yield module.register_forward_hook(self.dense(name), with_kwargs=True)
 
     def result(self) -> SpikeActivity:
         first = next((tally for tally in self.tallies.values() if tally.kind != 'dense'), None)
@@ -302,8 +302,8 @@ class Recorder:
             once = steps is not None
             steps, batch = (steps, x.shape[0]) if once else x.shape[:2]
             maps = x if once else x.flatten(0, 1)
-            events = convolution_events(module.conv, maps)
-            self.observe(name, 'convolution', [maps], dense_macs(module.conv, maps), events, steps, batch, once)
+            macs, events = convolution_macs(module.conv, maps), convolution_events(module.conv, maps)
+            self.observe(name, 'convolution', [maps], macs, events, steps, batch, once)
 
         return hook
 
@@ -336,10 +336,10 @@ class Recorder:
         return hook
 
     def dense(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        def hook(module: nn.Module, args: tuple, kwargs: dict, out: Tensor) -> None:
             x = next(iter((*args, *kwargs.values())))
             if x.numel():  # a detector may have no region
-                self.observe(name, 'dense', [x], dense_macs(module, x), 0.0, 1, 1, False)
+                self.observe(name, 'dense', [x], dense_macs(module, x, out), 0.0, 1, 1, False)
 
         return hook
 
@@ -365,15 +365,21 @@ class Recorder:
         self.spikes[name][1] += spikes.numel()
 
 
-def dense_macs(module: nn.Module, x: Tensor) -> int:
-    """Multiply-adds of a convolution of maps (N, C, H, W), or a linear map of vectors (..., C), padding included."""
+def dense_macs(module: nn.Module, x: Tensor, out: Tensor) -> int:
+    """Multiply-adds of a convolution of maps, or a linear map of vectors, from ``x`` to ``out``, padding included."""
     if isinstance(module, nn.Linear):
         return x.numel() * module.out_features
-    taps = math.prod(module.kernel_size) * module.in_channels * module.out_channels // module.groups
+    taps = math.prod(module.kernel_size)
     if isinstance(module, nn.ConvTranspose2d):
-        return x.numel() // module.in_channels * taps
-    sizes = zip(x.shape[-2:], module.kernel_size, module.stride, module.padding, module.dilation)
-    return x.numel() // math.prod(x.shape[-3:]) * math.prod(output_size(*size) for size in sizes) * taps
+        return x.numel() * taps * module.out_channels // module.groups
+    return out.numel() * taps * module.in_channels // module.groups
+
+
+def convolution_macs(conv: nn.Conv2d, x: Tensor) -> int:
+    """Multiply-adds of a convolution of maps (N, C, H, W), padding included."""
+    sizes = zip(x.shape[-2:], conv.kernel_size, conv.stride, conv.padding, conv.dilation)
+    taps = math.prod(conv.kernel_size) * conv.in_channels * conv.out_channels // conv.groups
+    return x.shape[0] * math.prod(output_size(*size) for size in sizes) * taps
 
 
 def convolution_events(conv: nn.Conv2d, x: Tensor) -> float:

@@ -8,6 +8,7 @@ import os.path as osp
 import re
 import uuid
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,13 +104,16 @@ class EventDataset(BaseDataset):
                 _save(self._cache_path(info), frames)
                 # Reading a long recording once for each of its samples would take most of the first epoch.
                 for other in self.siblings(info):
-                    if not osp.exists(self._cache_path(other)):
+                    if self._load_cached(other) is None:
                         _save(self._cache_path(other), self._integrate(other, events))
         return frames
 
     def _integrate(self, info: dict, events: Events) -> np.ndarray | None:
         part = events.between(info['start'], info['end']) if 'start' in info else events
-        return to_frames(part, self.SIZE, self.frames, self.by, self.duration) if len(part.t) else None
+        try:
+            return to_frames(part, self.SIZE, self.frames, self.by, self.duration) if len(part.t) else None
+        except ValueError as error:
+            raise ValueError(f'event file {info["img_path"]!r}: {error}') from error
 
     def _cache_path(self, info: dict) -> str:
         name = osp.splitext(osp.relpath(info['img_path'], self.data_root))[0]
@@ -231,7 +235,7 @@ class DVS128Gesture(EventDataset):
 
     Raises:
         TypeError, ValueError, FileNotFoundError: see :class:`EventDataset`. Also ValueError for a list without a
-            recording and for labels that are no such lines.
+            recording, with one that is not below ``data_root`` or stands twice, and for labels that are no such lines.
     """
 
     METAINFO = dict(
@@ -264,6 +268,10 @@ class DVS128Gesture(EventDataset):
                 names = [line.strip() for line in file if line.strip()]
             if not names:
                 raise ValueError(f'{trials!r} must name a recording a line, but it is empty')
+            for name in names:
+                # Frames are cached under the same name in another folder.
+                if osp.isabs(name) or '..' in Path(name).parts or names.count(name) > 1:
+                    raise ValueError(f'{trials!r} must name recordings below data_root, each once, got {name!r}')
         pairs = [(osp.join(self.data_root, name), self._labels_of(name)) for name in names]
         wanted = [path for pair in pairs for path in pair] or [trials]
         missing = [path for path in wanted if not osp.isfile(path)]

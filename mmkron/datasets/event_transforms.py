@@ -55,7 +55,7 @@ class EventAugment(BaseTransform):
 
     All magnitudes are uniform up to the argument, with either sign; shear and rotation are about the middle, and
     pixels are taken from the nearest, or 0 outside of the frame. Source: choice and ranges of QKFormer's released
-    recipe (``SNNAugmentWide``); the side of the square is this project's choice.
+    recipe (``SNNAugmentWide``); the side of the square and a translation along both axes are this project's choice.
 
     Args:
         shear: columns to a row.

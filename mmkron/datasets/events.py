@@ -15,6 +15,7 @@ import numpy as np
 from mmkron.ops.checks import check_choice, check_int, resolve_size
 
 RULES = ('number', 'time')
+MOST_FRAMES = 10_000  # of a duration; one wrong time in a file would otherwise ask for more memory than there is
 
 _HEADER_END = b'#!END-HEADER\r\n'
 _PACKET_HEADER = np.dtype(
@@ -175,8 +176,8 @@ def to_frames(
         (T, 2, H, W) float32, polarity 0 first.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices, both or none of ``frames`` and ``duration``, or an
-            event outside of ``size``.
+        TypeError, ValueError: an argument outside these choices, both or none of ``frames`` and ``duration``, an event
+            outside of ``size``, or a ``duration`` that would make more than 10,000 frames.
     """
     height, width = resolve_size('size', size)
     check_segments(frames, by, duration)
@@ -188,6 +189,11 @@ def to_frames(
     if duration is not None:
         segment = (t - t.min()) // duration if len(t) else t
         frames = int(segment.max()) + 1 if len(t) else 1
+        if frames > MOST_FRAMES:
+            raise ValueError(
+                f'duration must cut the events into {MOST_FRAMES:,} frames at most, got {duration} and times from '
+                f'{t.min()} to {t.max()}, which are {frames:,} frames'
+            )
     elif by == 'time':
         segment = (t - t.min()) // max(1, (t.max() - t.min()) // frames) if len(t) else t
     else:

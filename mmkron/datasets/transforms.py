@@ -29,6 +29,8 @@ class LoadImageFromFile(MMCVLoadImageFromFile):
     """
 
     def transform(self, results: dict) -> Optional[dict]:
+        if 'img' in results and 'img_path' not in results:
+            return results  # MMPretrain's inferencers load the image and remove only the transform of MMCV's name
         filename = results['img_path']
         try:
             img = self._load(filename)

@@ -64,6 +64,13 @@ def test_timm_of_another_network():
     assert converted.missing == [f'stages.{block}.spatial.layer.position_table' for block in ('2.1', '3.0', '3.1')]
 
 
+def test_timm_of_other_shapes():
+    names = ['stages.2.1.self_attn.conv_lambda.weight', 'stages.3.0.self_attn.pos_emb']
+    converted = convert_timm(dict.fromkeys(names, torch.zeros(3)), LambdaResNet(stage_layers='CCLL').state_dict())
+    assert converted.unused == names
+    assert converted.state_dict == {}
+
+
 @pytest.mark.parametrize('intra_depth', [1, 3])
 @pytest.mark.parametrize('scope', [5, None])
 def test_lambda_networks(scope, intra_depth):
@@ -91,6 +98,9 @@ def test_lambda_networks(scope, intra_depth):
         (lambda s: s.pop('to_k.weight'), "got one without 'to_k.weight'"),
         (lambda s: s.pop('pos_conv.bias'), "got one without 'pos_conv.bias'"),
         (lambda s: s.update(other=torch.zeros(1)), "got one with 'other'"),
+        (lambda s: s.update({'to_k.weight': torch.zeros(4, 7, 1, 1)}), 'got other shapes: Sizes of tensors must match'),
+        (lambda s: s.update({'pos_conv.weight': torch.zeros(4)}), 'got other shapes: too many indices'),
+        (lambda s: s.update(rel_pos_emb=torch.zeros(4)), 'got other shapes: permute'),
     ],
 )
 def test_lambda_networks_of_another_layer(change, message):

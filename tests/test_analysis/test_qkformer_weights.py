@@ -70,6 +70,18 @@ def test_what_does_not_fit_is_named():
     assert converted.missing == ['stages.2.2.attention.operand_map.conv.weight']
 
 
+@pytest.mark.parametrize(
+    'shapes', [((384, 384, 1), (384, 192, 1)), ((400, 384, 1), (368, 384, 1)), ((384,), ()), ((), ())]
+)
+def test_operands_of_other_shapes(shapes):
+    """Queries and keys that cannot be one map, or only by accident, have no place."""
+    source, names = official('hst-10-384'), [f'stage3.0.attn.{operand}_conv.weight' for operand in 'qkv']
+    source.update(zip(names, map(torch.zeros, (*shapes, (384, 384, 1)))))
+    converted = convert_qkformer(source, target('hst-10-384'))
+    assert sorted(converted.unused) == sorted(names)
+    assert converted.missing == ['stages.2.1.attention.operand_map.conv.weight']
+
+
 def test_another_ratio_of_the_mlp():
     """The Gesture network of the paper's count: its MLP is a quarter as wide as the released code's."""
     source = official('dvs-gesture')

@@ -12,7 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from mmkron.analysis import LayerActivity, Operations, SpikeActivity, measure_activity
-from mmkron.analysis.spike_energy import convolution_events, dense_macs
+from mmkron.analysis.spike_energy import convolution_events, convolution_macs, dense_macs
 from mmkron.layers import SpikingConv, SpikingSelfAttention, TokenQKAttention
 from mmkron.layers.spiking import SpikingAttention
 from mmkron.models import QKFormer
@@ -102,7 +102,7 @@ def test_events_of_a_convolution(kernel, stride, padding, dilation, groups, size
             if 0 <= y < size[0] and 0 <= z < size[1]:
                 additions += x[n, channel, y, z].item() != 0
     assert convolution_events(conv, x) == additions
-    assert dense_macs(conv, x) == macs
+    assert convolution_macs(conv, x) == dense_macs(conv, x, out) == macs
 
 
 @pytest.mark.parametrize('kind', ['image', 'frames'])
@@ -297,6 +297,20 @@ def test_dense_layers():
         ('head.1', 'head'),
     ]
     assert activity.total('events', dense=True).macs - activity.total('events').macs == sum(macs)
+
+
+class Adaptive(nn.Conv2d):
+    """Pads its input by itself, as MMCV's Conv2dAdaptivePadding."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (2, 2, 2, 2)))
+
+
+@pytest.mark.parametrize('conv', [nn.Conv2d(16, 6, 3, padding='same', groups=2), Adaptive(16, 6, 5, groups=2)])
+def test_dense_layers_that_pad_otherwise(conv):
+    model = nn.Sequential(SpikingConv(3, 16), nn.Flatten(0, 1), conv).eval()
+    layer = measure_activity(model, [torch.ones(1, 1, 3, 7, 9)]).layers[-1]
+    assert (layer.kind, layer.macs) == ('dense', 7 * 9 * 6 * 8 * math.prod(conv.kernel_size))
 
 
 def test_published_size():

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,12 @@ def test_gesture_missing(gesture):
     (gesture / 'trials_to_test.txt').write_text('\n')
     with pytest.raises(ValueError, match="trials_to_test.txt' must name a recording a line"):
         DVS128Gesture(str(gesture), 'test')
+    for text, name in (('../a.aedat', '../a.aedat'), ('/a.aedat', '/a.aedat'), ('b.aedat\nb.aedat', 'b.aedat')):
+        (gesture / 'trials_to_test.txt').write_text(text)
+        with pytest.raises(
+            ValueError, match=f"trials_to_test.txt' must name .* below data_root, each once, got '{name}'"
+        ):
+            DVS128Gesture(str(gesture), 'test')
     (gesture / 'trials_to_test.txt').unlink()
     with pytest.raises(FileNotFoundError, match='missing: .*/trials_to_test.txt$'):
         DVS128Gesture(str(gesture), 'test')
@@ -263,6 +270,18 @@ def test_cache_of_a_recording(gesture, monkeypatch):
         np.testing.assert_array_equal(frames, DVS128Gesture(str(gesture), frames=2, cache=False)[i]['img'])
 
 
+def test_cache_of_a_recording_that_changed(gesture, monkeypatch):
+    """All its samples are out of date, and one reading renews them."""
+    dataset, read, reads = DVS128Gesture(str(gesture), frames=2), DVS128Gesture.read, []
+    dataset[0]
+    for path in (gesture / 'frames').rglob('*.npz'):
+        os.utime(path, (1, 1))
+    monkeypatch.setattr(DVS128Gesture, 'read', lambda self, path: reads.append(path) or read(self, path))
+    for i in range(3):
+        dataset[i]
+    assert len(reads) == 1
+
+
 def test_damaged_recordings(cifar, gesture):
     path = cifar / 'airplane' / 'cifar10_airplane_8.aedat'
     path.write_bytes(path.read_bytes()[:-1])
@@ -272,6 +291,11 @@ def test_damaged_recordings(cifar, gesture):
     path.write_bytes(aedat2([]))
     with pytest.raises(ValueError, match=f"event file '{path}' is damaged: it has no event$"):
         dataset[0]
+    path.write_bytes(aedat2([(0, 1, 1, 1), (2**32 - 1, 1, 1, 1)]))
+    with pytest.raises(
+        ValueError, match=f"event file '{path}': duration must cut the events into 10,000 frames at most"
+    ):
+        CIFAR10DVS(str(cifar), 'test', frames=None, duration=1000)[0]
     assert not (cifar / 'frames').exists()
     dataset = DVS128Gesture(str(gesture))
     path = gesture / 'user01_led.aedat'
@@ -310,6 +334,21 @@ def test_missing_data_message(tmp_path):
         os.makedirs(root, exist_ok=True)
         assert [item.path for item in data_check.find_missing(cfg, ['train'])] == [f'{root}/{part}' for part in parts]
         os.rmdir(root)
+
+
+def test_readme(gesture, monkeypatch):
+    """The snippet for recordings of one's own."""
+    text = (ROOT / 'configs/qkformer/README.md').read_text(encoding='utf-8')
+    (snippet,) = re.findall(r'```python\n# events\n(.*?)```', text, re.DOTALL)
+    path = gesture / 'user01_led.aedat'
+    path.write_bytes(aedat3(packet3([(0, 1, 2, 1), (99_999, 3, 4, 0), (100_000, 3, 4, 1), (2_000_000, 5, 6, 0)])))
+    monkeypatch.chdir(gesture)
+    scope = {}
+    exec(snippet, scope)
+    assert scope['frames'].shape == (16, 2, 128, 128)
+    assert scope['frames'].sum() == 3
+    assert scope['windows'].shape == (21, 2, 128, 128)
+    assert [scope['windows'][i].sum() for i in (0, 1, 20)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize('name', ['cifar10-dvs', 'dvs-gesture'])

@@ -219,6 +219,17 @@ def test_frames_of_a_duration(count, duration, span):
     np.testing.assert_array_equal(out, loop_frames(events, (8, 8), segments))
 
 
+def test_frames_of_a_duration_that_are_too_many():
+    """A single wrong time must not ask for hundreds of gigabytes."""
+    events = make_types([5, 5 + 9999 * 10], [0, 1], [0, 1], [0, 1])
+    assert to_frames(events, 2, duration=10).shape == (10_000, 2, 2, 2)
+    message = (
+        'duration must cut the events into 10,000 frames at most, got 9 and times from 5 to 99995, .* 11,111 frames'
+    )
+    with pytest.raises(ValueError, match=message):
+        to_frames(events, 2, duration=9)
+
+
 def test_frames_without_events_and_in_any_order():
     empty = Events(*np.empty((4, 0), np.int64))
     assert to_frames(empty, 8, duration=10).shape == (1, 2, 8, 8)

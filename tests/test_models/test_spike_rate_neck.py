@@ -55,6 +55,8 @@ def test_after_the_backbone(mode):
         (None, torch.zeros(0, 2, 2, 3, 3), ValueError, 'no empty dimension'),
         (None, torch.zeros(1, 2, 2, 3, 3, dtype=torch.int), TypeError, 'floating-point tensor, got torch.int32'),
         (None, [None], TypeError, 'level 0 must be a floating-point tensor, got NoneType'),
+        (None, None, TypeError, 'level 0 must be a floating-point tensor, got NoneType'),
+        (None, {}, TypeError, 'level 0 must be a floating-point tensor, got dict'),
     ],
 )
 def test_bad_input(steps, x, error, message):

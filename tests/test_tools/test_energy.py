@@ -192,6 +192,24 @@ def test_initial_weights_and_options(report, classifier):
     assert second['cost']['paper']['accumulates'] == pytest.approx(5 * second['mean'] * second['macs'])
 
 
+def test_silent_network(report, classifier, tmp_path, capsys):
+    """Nothing is said about the inputs of layers that no spike reaches, and pictures are drawn."""
+    for module in classifier.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.zeros_(module.weight)
+    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'silent.pth')
+    figures = report('classifier.py', 'silent.pth', '--batches', 1, '--out', 'out')
+    text = capsys.readouterr().out
+    (silent,) = re.findall(r'inputs that were 0 throughout: (.*?)\ndense layers', text, re.DOTALL)
+    first, *rest = [layer for layer in figures['layers'] if layer['kind'] != 'dense']
+    assert re.split(r',\s+', silent) == [layer['name'] for layer in rest]
+    assert 'inputs exactly 0 or 1: none\ninputs sums of spikes or counts: none\n' in text
+    assert {line.split()[6] for line in text.splitlines() if line.startswith('backbone.stages')} == {'0'}
+    assert {name: total['mJ'] for name, total in figures['total'].items()} == {
+        name: pytest.approx(first['macs'] * 4.6e-9) for name in COLORS
+    }
+
+
 @pytest.fixture
 def pictures(tmp_path):
     """Two images of 32 x 24 with labels and boxes."""

@@ -53,8 +53,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def is_silent(layer: LayerActivity) -> bool:
+    """Whether not one input was other than 0, so that nobody knows whether they are binary."""
+    return layer.values == 'binary' and not layer.maximum
+
+
 def describe_values(layer: LayerActivity) -> str:
-    return f'0..{layer.maximum:.0f}' if layer.values == 'integer' else layer.values
+    return f'0..{layer.maximum:.0f}' if layer.values == 'integer' else '0' if is_silent(layer) else layer.values
 
 
 def describe_first(layer: LayerActivity) -> str:
@@ -104,9 +109,13 @@ def summary(activity: SpikeActivity) -> str:
     lines = [f'first convolution: {describe_first(layers[0])}']
     for title, kind in (('exactly 0 or 1', 'binary'), ('sums of spikes or counts', 'integer'), ('real', 'real')):
         names = [
-            f'{x.name} ({describe_values(x)})' if kind == 'integer' else x.name for x in layers if x.values == kind
+            f'{x.name} ({describe_values(x)})' if kind == 'integer' else x.name
+            for x in layers
+            if x.values == kind and not is_silent(x)
         ]
         lines.append(f'inputs {title}: {", ".join(names) or "none"}')
+    if silent := [x.name for x in layers if is_silent(x)]:
+        lines.append(f'inputs that were 0 throughout: {", ".join(silent)}')
     dense = Operations.total(x.operations('paper') for x in activity.layers if x.kind == 'dense')
     names = list(dict.fromkeys(x.stage for x in activity.layers if x.kind == 'dense'))
     if names:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmkron.analysis import convert_qkformer
-from mmkron.analysis.lambda_weights import COUNTER
+from mmkron.analysis.converted import without_counters
 from mmkron.engine.launch import LaunchError
 from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import QKFormer
@@ -49,7 +49,7 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
     if any(names for _, names in problems):
         texts = [f'{what} {len(names)} entries, as {", ".join(names[:3])}' for what, names in problems if names]
         raise LaunchError(f'SRC does not fit --arch {args.arch}: {"; ".join(texts)}')
-    expected, given = count_sources(network), sum(not name.endswith(COUNTER) for name in state_dict)
+    expected, given = count_sources(network), len(without_counters(state_dict))
     if given != expected + len(converted.head):
         raise LaunchError(
             f'SRC does not fit --arch {args.arch}: two of its entries have one place, as it has {given} entries '
@@ -81,7 +81,7 @@ def count_sources(network: QKFormer) -> int:
     operands = {
         f'{name}.operand_map.': part.operands for name, part in network.named_modules() if hasattr(part, 'operands')
     }
-    names = [name for name in network.state_dict() if not name.endswith(COUNTER)]
+    names = without_counters(network.state_dict())
     return sum(next((count for prefix, count in operands.items() if name.startswith(prefix)), 1) for name in names)
 
 

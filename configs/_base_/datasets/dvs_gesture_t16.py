@@ -1,42 +1,9 @@
+_base_ = './cifar10_dvs_t16.py'
+
+# The split is the official one, by persons.
 dataset_type = 'mmkron.DVS128Gesture'
 data_root = 'data/DvsGesture/'
 data_preprocessor = dict(num_classes=11)
-
-train_pipeline = [
-    dict(type='mmkron.EventFlip', prob=0.5),
-    dict(type='mmkron.EventAugment'),
-    dict(type='mmkron.PackEventInputs'),
-]
-test_pipeline = [dict(type='mmkron.PackEventInputs')]
-
-train_dataloader = dict(
-    batch_size=16,
-    num_workers=4,
-    persistent_workers=True,
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        split='train',
-        frames=16,
-        by='number',
-        pipeline=train_pipeline,
-    ),
-    sampler=dict(type='DefaultSampler', shuffle=True),
-)
-val_dataloader = dict(
-    batch_size=16,
-    num_workers=4,
-    persistent_workers=True,
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        split='test',
-        frames=16,
-        by='number',
-        pipeline=test_pipeline,
-    ),
-    sampler=dict(type='DefaultSampler', shuffle=False),
-)
-val_evaluator = dict(type='Accuracy', topk=(1,))
+train_dataloader = dict(dataset=dict(type=dataset_type, data_root=data_root))
+val_dataloader = dict(dataset=dict(type=dataset_type, data_root=data_root))
 test_dataloader = val_dataloader
-test_evaluator = val_evaluator

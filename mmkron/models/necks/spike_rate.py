@@ -40,7 +40,7 @@ class SpikeRateNeck(BaseModule):
             TypeError: an input that is no floating-point tensor.
             ValueError: a map of other dimensions, one without a step, or a first axis that ``steps`` does not divide.
         """
-        maps = (inputs,) if isinstance(inputs, Tensor) else inputs
+        maps = inputs if isinstance(inputs, Sequence) else (inputs,)
         return tuple(self.rate(index, x) for index, x in enumerate(maps))
 
     def rate(self, index: int, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class SpikeRateNeck(BaseModule):
             return x.mean(0)
         if x.shape[0] % self.steps:
             raise ValueError(f'steps must divide T B of level {index}, got {self.steps} and shape {tuple(x.shape)}')
-        return x.unflatten(0, (self.steps, -1)).mean(0)
+        return x.reshape(self.steps, -1, *x.shape[1:]).mean(0)  # exporters keep the batch of unflatten fixed
 
     def extra_repr(self) -> str:
         return f'steps={self.steps}'
