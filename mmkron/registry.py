@@ -9,7 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
 
@@ -42,3 +44,5 @@ class ModelRegistry(Registry):
 MODELS = ModelRegistry('model', parent=MMENGINE_MODELS, locations=['mmkron.models'])
 DATASETS = Registry('dataset', parent=MMENGINE_DATASETS, locations=['mmkron.datasets'])
 TRANSFORMS = Registry('transform', parent=MMENGINE_TRANSFORMS, locations=['mmkron.datasets'])
+STRATEGIES = Registry('strategy', parent=MMENGINE_STRATEGIES, locations=['mmkron.engine.flexible'])
+HOOKS = Registry('hook', parent=MMENGINE_HOOKS, locations=['mmkron.engine.hooks'])

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from mmengine.registry import MODELS, DefaultScope
 
 from conftest import KANET_COUNTS, ROOT
 
-CONFIGS = sorted(path for path in (ROOT / 'configs').glob('*/*.py') if path.parent.name != '_base_')
+# A sharded run trains the model of the config that it is based on: test_fsdp_configs holds it to that.
+FSDP_CONFIGS = sorted((ROOT / 'configs').glob('*/*-fsdp*.py'))
+CONFIGS = sorted({p for p in (ROOT / 'configs').glob('*/*.py') if p.parent.name != '_base_'} - set(FSDP_CONFIGS))
 METAFILES = sorted((ROOT / 'configs').glob('*/metafile.yml'))
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
 
@@ -166,6 +169,17 @@ def test_config(path, tmp_path):
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
+def test_fsdp_configs():
+    """One for each family, equal to a listed config but for the runner and the strategy."""
+    assert [path.parent.name for path in FSDP_CONFIGS] == ['kanet', 'lambda_resnet', 'qkformer']
+    for path in FSDP_CONFIGS:
+        cfg = Config.fromfile(path)
+        assert (cfg.pop('runner_type'), cfg.pop('strategy')) == ('FlexibleRunner', dict(type='mmkron.FSDPStrategy'))
+        base = path.with_name(re.search(r"'\./(.+?)'", path.read_text())[1])
+        assert base in CONFIGS
+        assert cfg.to_dict() == Config.fromfile(base).to_dict()
+
+
 def test_names_are_unique():
     names = [path.name for path in (ROOT / 'configs').rglob('*.py')]
     assert len(names) == len(set(names))
@@ -212,7 +226,11 @@ def readme_of(folder):
     text = (ROOT / 'configs' / folder / 'README.md').read_text(encoding='utf-8')
     models = [model for path, model in entries() if path.parent.name == folder]
     assert models
-    return text, [(m['Name'], m['Config'].rsplit('/', 1)[-1], m['Metadata'], m['Results']) for m in models]
+    return text, [(m['Name'], m['Config'].rsplit('/', 1)[-1], m['Metadata'], measured(m)) for m in models]
+
+
+def measured(model):
+    return [result for result in model['Results'] if result['Metrics']]
 
 
 def cells(text, name):

@@ -15,16 +15,23 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, Callable
 
-import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.logging import HistoryBuffer
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
-from mmengine.utils import digit_version
 
+from mmkron.engine.checkpoints import (
+    allow_checkpoint_globals,  # noqa: F401, a public name of mmkron from here
+    check_checkpoints,
+    check_load_from,
+    check_pretrained,
+    checkpoint_path,
+    refusal,
+    safe_loading,
+)
+from mmkron.engine.compat import remedy_of
 from mmkron.engine.data_check import (
     describe_misfits,
     describe_missing,
@@ -33,13 +40,12 @@ from mmkron.engine.data_check import (
     leaf_datasets,
     type_name,
 )
+from mmkron.engine.data_faults import data_faults
+from mmkron.engine.errors import LaunchError
+from mmkron.engine.hooks import ResumeHook
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
 _CPU_DEVICES = ('cpu', 'mps')  # where MMEngine has no process group and no AMP
-
-
-class LaunchError(ValueError):
-    """A mistake of the caller that one message explains; the command line shows it without a traceback."""
 
 
 def main(run: Callable[[Namespace], Any], args: Namespace) -> None:
@@ -75,9 +81,16 @@ def train(args: Namespace) -> Runner:
             f'AmpOptimWrapper; found only {get_device()!r}'
         )
     check_data(cfg, args.config, ('train', 'val'))
+    check_checkpoints(cfg)
     with environment(cfg, args):
         runner = build_runner(cfg)
-        runner.train()
+        try:
+            with data_faults(runner):
+                runner.train()
+        finally:
+            for hook in runner.hooks:
+                if isinstance(hook, ResumeHook):
+                    hook.restore_handlers()
     return runner
 
 
@@ -95,8 +108,11 @@ def test(args: Namespace) -> dict:
     """
     cfg = merge_test_args(load_config(args.config), args)
     check_data(cfg, args.config, ('test',))
+    check_load_from(cfg, 'checkpoint')
     with environment(cfg, args):
-        return build_runner(cfg).test()
+        runner = build_runner(cfg)
+        with data_faults(runner):
+            return runner.test()
 
 
 # ------------------------------------------------------------------------------------------ config and arguments
@@ -114,7 +130,8 @@ def load_config(path: str) -> Config:
     try:
         return Config.fromfile(path)
     except (OSError, ImportError) as error:
-        raise LaunchError(f'config {path!r} cannot be read: {error}') from error
+        remedy = remedy_of(error)
+        raise LaunchError(f'config {path!r} cannot be read: {error}' + (remedy and f'\n{remedy}')) from error
 
 
 def merge_train_args(cfg: Config, args: Namespace) -> Config:
@@ -189,13 +206,6 @@ def merge_common_args(cfg: Config, args: Namespace) -> None:
             loader.setdefault('pin_memory', torch.cuda.is_available())
         if not loader.get('num_workers'):
             loader.persistent_workers = False  # PyTorch refuses it without workers
-
-
-def checkpoint_path(path: str, argument: str) -> str:
-    """``path`` as it is; raises LaunchError, which calls it ``argument``, if it is local and no file."""
-    if '://' not in path and not osp.isfile(path):
-        raise LaunchError(f'{argument} is not a file: {path!r} (looked for {osp.abspath(path)})')
-    return path
 
 
 def _show(cfg: Config, args: Namespace) -> None:
@@ -298,15 +308,10 @@ def check_hosts(cfg: Config) -> None:
         try:
             import_module(f'{host}.models')
         except (ImportError, AssertionError) as error:  # they assert the versions that they work with
-            hint = "pip install 'mmkron[openmmlab]' brings all three host libraries"
-            if 'mmcv._ext' in str(error) or 'mmcv.ops' in str(error):
-                hint = (
-                    'mmcv-lite has no compiled operators: remove it and install mmcv; the README says how it is '
-                    'compiled'
-                )
+            hint = remedy_of(error) or "pip install 'mmkron[openmmlab]' brings all three host libraries"
             raise LaunchError(
                 f'this config needs {host}, which cannot be imported: {error}\n{hint} '
-                '(make test sets up a complete environment)'
+                '(make test sets up a complete environment; python -m mmkron shows what this one has)'
             ) from error
 
 
@@ -323,41 +328,19 @@ def _scopes(node: Any) -> set:
 # ------------------------------------------------------------------------------------------------- environment
 
 
-def _history_attribute(owner: type, name: str) -> Any:
-    # Stands in for `getattr`, with which MMEngine's checkpoints name HistoryBuffer's statistics. The real one would
-    # open every attribute of every allowed object to a crafted file.
-    if owner is HistoryBuffer and name in ('min', 'max', 'current', 'mean'):
-        return getattr(owner, name)
-    raise pickle.UnpicklingError(f'attribute {name!r} of {owner!r} is not part of a checkpoint of MMEngine')
-
-
-def allow_checkpoint_globals() -> None:
-    """Lets ``torch.load`` with ``weights_only=True``, the default from PyTorch 2.6 on, read MMEngine's checkpoints.
-
-    Besides tensors they hold log histories and NumPy values. Anything else is still refused. Earlier versions of
-    PyTorch do not check what MMEngine loads; nothing changes there.
-    """
-    if digit_version(torch.__version__) < digit_version('2.6'):
-        return
-    reconstruct, scalar = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
-    allowed = [HistoryBuffer, np.ndarray, np.dtype, (_history_attribute, 'builtins.getattr')]
-    for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):  # NumPy 1, NumPy 2
-        allowed += [(reconstruct, f'{module}._reconstruct'), (scalar, f'{module}.scalar')]
-    allowed += sorted({type(np.dtype(code)) for code in '?bhilqBHILQefdSU'}, key=str)
-    torch.serialization.add_safe_globals(allowed)
-
-
 def init_cpu_group(cfg: Config) -> bool:
     """Opens a gloo process group where there is no accelerator, since MMEngine always asks for a CUDA device.
 
     ``cfg`` gets the gloo backend, batch norm of each process in the place of SyncBN, which torch has for accelerators
-    only, and, unless it has its own ``model_wrapper_cfg``, a wrapper without device ids.
+    only, and, unless it has its own ``model_wrapper_cfg``, a wrapper without device ids. The strategy of a
+    FlexibleRunner gets the like.
 
     Returns:
         Whether a group was opened; the caller closes it.
 
     Raises:
-        LaunchError: ``cfg.launcher`` is ``slurm`` or ``mpi``, which MMEngine runs on accelerators only.
+        LaunchError: ``cfg.launcher`` is ``slurm`` or ``mpi``, or the strategy is neither DDP nor FSDP: MMEngine runs
+            them on accelerators only.
     """
     if cfg.launcher == 'none' or get_device() not in _CPU_DEVICES:
         return False
@@ -367,15 +350,26 @@ def init_cpu_group(cfg: Config) -> bool:
         )
     dist_cfg = cfg.setdefault('env_cfg', ConfigDict()).setdefault('dist_cfg', ConfigDict())
     dist_cfg.backend = 'gloo'
-    if _replace_sync_bn(cfg.get('model')):
+    asked = [part.pop('sync_bn', None) for part in (cfg, cfg.get('strategy') or {})]
+    if _replace_sync_bn(cfg.get('model')) or any(asked):
         print('without an accelerator SyncBN becomes BN: each process normalises its own images', flush=True)
-    if cfg.get('model_wrapper_cfg') is None:
-        cfg.model_wrapper_cfg = dict(
-            type='MMDistributedDataParallel',
-            device_ids=None,
-            broadcast_buffers=False,
-            find_unused_parameters=cfg.get('find_unused_parameters', False),
+    wrapper = ConfigDict(
+        type='MMDistributedDataParallel',
+        device_ids=None,
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get('find_unused_parameters', False),
+    )
+    if cfg.get('runner_type') == 'FlexibleRunner':
+        if cfg.get('strategy') is None:
+            cfg.strategy = ConfigDict(type='DDPStrategy')
+        if type_name(cfg.strategy) not in ('DDPStrategy', 'FSDPStrategy'):
+            raise LaunchError(f'strategy.type {type_name(cfg.strategy)!r} needs an accelerator')
+        given = cfg.strategy.get('model_wrapper') or {}
+        cfg.strategy.model_wrapper = (
+            ConfigDict({'device_id': 'cpu', **given}) if type_name(cfg.strategy) == 'FSDPStrategy' else given or wrapper
         )
+    elif cfg.get('model_wrapper_cfg') is None:
+        cfg.model_wrapper_cfg = wrapper
     timeout = {'timeout': timedelta(seconds=dist_cfg.timeout)} if dist_cfg.get('timeout') else {}
     torch.distributed.init_process_group('gloo', **timeout)
     return True
@@ -392,8 +386,22 @@ def _replace_sync_bn(node: Any) -> int:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """The runner that ``cfg`` describes, of class ``cfg.runner_type`` if that is set."""
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    """The runner that ``cfg`` describes, of class ``cfg.runner_type`` if that is set.
+
+    A single process has nobody to share with: a FlexibleRunner gets MMEngine's strategy for one device.
+    """
+    if 'runner_type' not in cfg:
+        return Runner.from_cfg(cfg)
+    if cfg.runner_type != 'FlexibleRunner':
+        return RUNNERS.build(cfg)
+    from mmkron.engine.flexible import FlexibleRunner
+
+    strategy = cfg.get('strategy') or {}
+    if cfg.get('launcher', 'none') == 'none' and type_name(strategy) in ('DDPStrategy', 'FSDPStrategy'):
+        print(f'one process: runs without {strategy["type"]}', flush=True)
+        cfg.strategy = None
+    cfg.setdefault('env_cfg', ConfigDict())  # without it MMEngine's default is None, which it cannot unpack
+    return FlexibleRunner.from_cfg(cfg)
 
 
 def build_model(cfg: Config, device: str, layer: type, what: str) -> torch.nn.Module:
@@ -412,6 +420,8 @@ def build_model(cfg: Config, device: str, layer: type, what: str) -> torch.nn.Mo
         raise LaunchError('the config has no model')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    if cfg.load_from is None:
+        check_pretrained(cfg)
     torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     if not any(isinstance(module, layer) for module in model.modules()):
@@ -437,23 +447,6 @@ def _local_rank(args: Namespace) -> int:
 
 
 @contextmanager
-def _safe_loading() -> Iterator[None]:
-    """Only what :func:`allow_checkpoint_globals` allows is read, on both stacks."""
-    allow_checkpoint_globals()
-    name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
-    before = os.environ.get(name)
-    if hasattr(checkpoint, '_safe_torch_load'):
-        # OneDL's MMEngine reads a file that the check refuses once more without it; torch can forbid that.
-        os.environ[name] = '1'
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
-
-
-@contextmanager
 def environment(cfg: Config, args: Namespace) -> Iterator[None]:
     """What a run needs around it; leaves no default scope and no process group behind."""
     if args.launcher == 'pytorch':
@@ -467,15 +460,14 @@ def environment(cfg: Config, args: Namespace) -> Iterator[None]:
     check_hosts(cfg)
     opened = init_cpu_group(cfg)
     try:
-        with _safe_loading(), DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
+        with safe_loading(), DefaultScope.overwrite_default_scope(cfg.get('default_scope') or 'mmengine'):
             yield
         if opened:
             torch.distributed.barrier()  # the first process serves the others' store, so they leave together
     except pickle.UnpicklingError as error:
-        if 'Weights only load failed' not in str(error):
+        reason = refusal(error)
+        if not reason:
             raise
-        # The text of the outer error says how to turn the check off, which is no advice to pass on.
-        reason = str(error.__context__ or error).split(' Please use')[0].strip()
         raise LaunchError(
             f"{cfg.load_from or 'the checkpoint'} is refused: it holds more than weights and MMEngine's "
             f'own records, and reading that could run code. {reason}'

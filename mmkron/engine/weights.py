@@ -18,6 +18,26 @@ from mmkron.engine.launch import LaunchError, allow_checkpoint_globals
 PICKLES = ('.pth', '.pt', '.bin', '.tar')
 
 
+def read_checkpoint(path: Path, allowed: Sequence[type] = ()) -> Any:
+    """What is in a file, whatever it is; no code of the file is run. Arguments and errors: :func:`read_weights`."""
+    try:
+        if path.suffix == '.safetensors':
+            return read_safetensors(path)
+        if path.suffix not in PICKLES:
+            raise LaunchError(f'SRC must be a file {", ".join(PICKLES)} or .safetensors, got {path}')
+        allow_checkpoint_globals()
+        with permit(allowed):
+            return torch.load(path, map_location='cpu', weights_only=True)
+    except OSError as error:
+        raise LaunchError(f'SRC cannot be read: {error}') from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
+        if isinstance(error, LaunchError):
+            raise
+        raise LaunchError(
+            f'SRC {path} is damaged, or holds no weights that can be read without running its code'
+        ) from error
+
+
 def read_weights(path: Path, allowed: Sequence[type] = ()) -> dict[str, Tensor]:
     """The state dict in a file, which may lie under ``state_dict`` or ``model``. No code of the file is run.
 
@@ -28,23 +48,7 @@ def read_weights(path: Path, allowed: Sequence[type] = ()) -> dict[str, Tensor]:
     Raises:
         LaunchError: no readable file of weights.
     """
-    try:
-        if path.suffix == '.safetensors':
-            content = read_safetensors(path)
-        elif path.suffix in PICKLES:
-            allow_checkpoint_globals()
-            with permit(allowed):
-                content = torch.load(path, map_location='cpu', weights_only=True)
-        else:
-            raise LaunchError(f'SRC must be a file {", ".join(PICKLES)} or .safetensors, got {path}')
-    except OSError as error:
-        raise LaunchError(f'SRC cannot be read: {error}') from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
-        if isinstance(error, LaunchError):
-            raise
-        raise LaunchError(
-            f'SRC {path} is damaged, or holds no weights that can be read without running its code'
-        ) from error
+    content = read_checkpoint(path, allowed)
     for key in ('state_dict', 'model'):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

@@ -129,9 +129,34 @@ def test_cpu_group(monkeypatch):
     assert launch.init_cpu_group(cfg) is True
     assert cfg.model.backbone.norm_cfg == cfg.model.heads[0].norm_cfg == dict(type='BN', requires_grad=True)
     assert cfg.model.heads[1].norm_cfg.type == 'GN'
+    cfg = Config(dict(launcher='pytorch', sync_bn='torch'))
+    assert launch.init_cpu_group(cfg) is True
+    assert 'sync_bn' not in cfg
     assert launch.init_cpu_group(Config(dict(launcher='none'))) is False
     with pytest.raises(LaunchError, match='--launcher slurm needs an accelerator'):
         launch.init_cpu_group(Config(dict(launcher='slurm')))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='about machines without CUDA')
+def test_cpu_group_of_a_flexible_runner(monkeypatch):
+    monkeypatch.setattr(torch.distributed, 'init_process_group', lambda *args, **kwargs: None)
+
+    def prepare(strategy):
+        cfg = Config(dict(launcher='pytorch', runner_type='FlexibleRunner', strategy=strategy))
+        assert launch.init_cpu_group(cfg) is True
+        assert 'model_wrapper_cfg' not in cfg
+        return cfg.strategy
+
+    for given in (None, dict(type='DDPStrategy', sync_bn='torch')):
+        strategy = prepare(given)
+        assert set(strategy) == {'type', 'model_wrapper'}
+        assert strategy.type == 'DDPStrategy'
+        assert (strategy.model_wrapper.type, strategy.model_wrapper.device_ids) == ('MMDistributedDataParallel', None)
+    assert prepare(dict(type='mmkron.FSDPStrategy')).model_wrapper == dict(device_id='cpu')
+    own = prepare(dict(type='FSDPStrategy', model_wrapper=dict(device_id=0, use_orig_params=False))).model_wrapper
+    assert own == dict(device_id=0, use_orig_params=False)
+    with pytest.raises(LaunchError, match="strategy.type 'DeepSpeedStrategy' needs an accelerator"):
+        prepare(dict(type='DeepSpeedStrategy'))
 
 
 # ------------------------------------------------------------------------------------------------ whole runs
@@ -297,6 +322,25 @@ def test_runner_type(monkeypatch):
 
     monkeypatch.setitem(RUNNERS.module_dict, 'OtherRunner', OtherRunner)
     assert launch.build_runner(Config(dict(runner_type='OtherRunner', x=1)))[0] is OtherRunner
+
+
+def test_flexible_runner(trained, tiny_config, train_args, tmp_path):
+    """One process trains the config of a sharded run on its one device, compiles, and resumes at the right epoch."""
+    config = tmp_path / 'flexible.py'
+    extra = "runner_type = 'FlexibleRunner'\nstrategy = dict(type='mmkron.FSDPStrategy')\n"
+    config.write_text(tiny_config.read_text() + extra + 'compile = dict(disable=True)\n')
+    runner = launch.train(train_args(config, '--work-dir', tmp_path / 'w', '--auto-scale-lr'))
+    assert type(runner.strategy).__name__ == 'SingleDeviceStrategy'
+    assert runner._compile == dict(disable=True)
+    assert runner.optim_wrapper.optimizer.param_groups[0]['initial_lr'] == pytest.approx(0.01 * 4 / 8)
+    saved = torch.load(tmp_path / 'w' / 'epoch_1.pth', weights_only=True)
+    theirs = torch.load(next(trained.rglob('epoch_1.pth')), weights_only=True)
+    assert saved['state_dict'].keys() == theirs['state_dict'].keys()
+    assert (saved['meta']['epoch'], saved['meta']['iter']) == (theirs['meta']['epoch'], theirs['meta']['iter'])
+    resumed = launch.train(
+        train_args(config, '--work-dir', tmp_path / 'w', '--resume', '--cfg-options', 'train_cfg.max_epochs=2')
+    )
+    assert (resumed.epoch, resumed.iter) == (2, 2 * runner.iter)
 
 
 # --------------------------------------------------------------------------------------------------- checkpoints

@@ -43,7 +43,7 @@ def test_imagenet(path):
     cfg = Config.fromfile(path)
     batch = 8 * cfg.train_dataloader.batch_size * cfg.optim_wrapper.accumulative_counts
     assert batch == (576 if '8xb24' in path.name else 512)
-    assert f'8xb{cfg.train_dataloader.batch_size}_' in path.name
+    assert re.search(rf'_8xb{cfg.train_dataloader.batch_size}(-fsdp)?_', path.name)
     # What MMEngine takes for the batch: without the accumulated steps.
     assert cfg.auto_scale_lr.base_batch_size == 8 * cfg.train_dataloader.batch_size
     assert cfg.optim_wrapper.optimizer.weight_decay == 0.05

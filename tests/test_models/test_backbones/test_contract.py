@@ -6,13 +6,17 @@ import io
 import itertools
 import math
 import pickle
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from mmengine.model import ExponentialMovingAverage
+from mmengine.optim import OptimWrapper
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parameters_to_vector
 
 from mmkron.layers import LambdaLayer
 from mmkron.models import backbones
@@ -164,7 +168,12 @@ def test_bad_arguments(case, kwargs, error, message):
         case.cls(**{**case.kwargs, **kwargs})
 
 
-@pytest.mark.parametrize('case', [c for c in CASES if c.cls is not LambdaMobileNetV2], ids=identify)
+def setting(cls):
+    """The argument that takes a name or a dict of settings, where there is one."""
+    return next((name for name in ('arch', 'skeleton') if name in inspect.signature(cls).parameters), None)
+
+
+@pytest.mark.parametrize('case', [c for c in CASES if setting(c.cls)], ids=identify)
 @pytest.mark.parametrize(
     ('value', 'error', 'message'),
     [
@@ -174,8 +183,7 @@ def test_bad_arguments(case, kwargs, error, message):
     ],
 )
 def test_bad_settings(case, value, error, message):
-    """The argument that takes a name or a dict of settings."""
-    name = next(key for key in ('arch', 'skeleton') if key in inspect.signature(case.cls).parameters)
+    name = setting(case.cls)
     with pytest.raises(error, match=message.format(name)):
         case.cls(**{**case.kwargs, name: value})
 
@@ -291,18 +299,31 @@ def test_copies(case):
     torch.testing.assert_close(other.eval()(x)[0], expected)
 
 
+def project(out):
+    """A loss that no batch norm makes constant."""
+    return (out * image(*out.shape, seed=9, dtype=out.dtype)).mean()
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast(case, dtype):
-    """Finite in training and in evaluation, with gradients, and close to float32."""
+    """Finite, and close to float32: outputs, and gradients with blocks that are computed twice."""
     # A neuron near its threshold fires or not, and so do those behind it: only the first stage of spikes stays close.
     spiking = case.cls is QKFormer
-    model = settle(build(case, out_indices=0 if spiking else -1))
-    x = image(2, 3, 64, 64)
-    expected = model(x)[0]
-    with torch.autocast('cpu', dtype=dtype):
-        out = model(x)[0]
-    relative = (out.float() - expected).norm() / expected.norm()
+    x, outs, gradients = image(2, 3, 64, 64), [], []
+    for low in (False, True):
+        model = settle(build(case, out_indices=0 if spiking else -1, with_cp=low))
+        with torch.autocast('cpu', dtype=dtype, enabled=low):
+            out = model(x)[0].float()
+        project(out).backward()
+        outs.append(out)
+        gradients.append(gradient(model))
+    relative = (outs[1] - outs[0]).norm() / outs[0].norm()
     assert relative < (0.05 if dtype == torch.bfloat16 else 0.01) * (5 if spiking else 1)
+    assert torch.cosine_similarity(*gradients, dim=0) > (0.95 if dtype == torch.bfloat16 else 0.99)
     model = settle(build(case))
     model.train()
     with torch.autocast('cpu', dtype=dtype):
@@ -312,27 +333,90 @@ def test_autocast(case, dtype):
 
 
 def test_channels_last(case):
-    model = settle(build(case))
-    x = image(2, 3, 64, 64)
-    expected = model(x)[0]
-    out = model.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))[0]
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    """The same outputs and gradients in the other memory format."""
+    results = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = settle(build(case)).double().to(memory_format=memory_format)
+        out = model(image(2, 3, 64, 64, dtype=torch.float64).to(memory_format=memory_format))[0]
+        project(out.contiguous()).backward()
+        results.append((out, gradient(model)))
+    for plain, last in zip(*results):
+        torch.testing.assert_close(last, plain)
 
 
 def test_compile(case):
+    """One graph without a break, with the same outputs and gradients."""
     model = settle(build(case, out_indices=3))
     x = image(2, 3, 64, 64)
-    expected = model(x)[0]
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend='aot_eager', fullgraph=True)
-    torch.testing.assert_close(compiled(x)[0], expected, rtol=1e-4, atol=1e-5)
+    results = []
+    for forward in (model, torch.compile(model, backend='aot_eager', fullgraph=True)):
+        model.zero_grad()
+        out = forward(x)[0]
+        project(out).backward()
+        results.append((out, gradient(model)))
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-4, atol=1e-5)
+    assert (results[1][1] - results[0][1]).norm() < 1e-4 * results[0][1].norm()
+
+
+def test_gradient_accumulation(case):
+    """MMEngine's accumulation over two halves of a batch makes the whole batch's step, batch norm in evaluation."""
+    x = image(4, 3, 64, 64, dtype=torch.float64)
+    steps = []
+    for counts in (1, 2):
+        model = settle(build(case, with_cp=counts == 2)).double()
+        wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=counts)
+        wrapper.initialize_count_status(model, 0, counts)
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        for part in x.chunk(counts):
+            with wrapper.optim_context(model):
+                loss = model(part)[0].pow(2).mean()
+            wrapper.update_params(loss)
+        steps.append(parameters_to_vector(model.parameters()).detach() - before)
+    assert steps[0].abs().max() > 0
+    torch.testing.assert_close(steps[1], steps[0], rtol=1e-6, atol=1e-9 * float(steps[0].abs().max()))
+
+
+@pytest.mark.parametrize('update_buffers', [False, True])
+def test_moving_average(case, update_buffers):
+    """MMEngine's average is the formula's, of parameters and, where it is asked for, of batch norm's statistics."""
+    model = settle(build(case)).train()
+    average = ExponentialMovingAverage(model, momentum=0.25, update_buffers=update_buffers)
+    average.update_parameters(model)
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    # With buffers MMEngine averages a parameter that layers share once for each of its names.
+    names = Counter(value.data_ptr() for value in model.state_dict().values())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seed in (1, 2):
+        optimizer.zero_grad()
+        project(model(image(2, 3, 64, 64, seed=seed))[0]).backward()
+        optimizer.step()
+        average.update_parameters(model)
+        for key, value in model.state_dict().items():
+            if key in trained or update_buffers and value.is_floating_point():
+                for _ in range(names[value.data_ptr()] if update_buffers else 1):
+                    expected[key] += 0.25 * (value - expected[key])
+            elif not update_buffers:
+                expected[key] = value.clone()
+    averaged = average.module.state_dict()
+    assert averaged.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(averaged[key], value, msg=key)
+    x = image(2, 3, 64, 64)
+    other = build(case, seed=1)
+    other.load_state_dict(expected)
+    torch.testing.assert_close(average.eval()(x)[0], other.eval()(x)[0], rtol=1e-3, atol=1e-4)
+    assert not torch.equal(average(x)[0], model.eval()(x)[0])
 
 
 def test_export(case):
+    """One program for every batch. docs/export.md says what torch.export makes of free map sizes."""
     model = settle(build(case))
-    x = image(2, 3, 64, 96)
-    program = torch.export.export(model, (x,))
-    torch.testing.assert_close(program.module()(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)
+    program = torch.export.export(model, (image(2, 3, 64, 96),), dynamic_shapes=({0: torch.export.Dim('batch')},))
+    for batch in (2, 5):
+        x = image(batch, 3, 64, 96)
+        torch.testing.assert_close(program.module()(x)[0], model(x)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
@@ -351,7 +435,7 @@ def test_onnx(case):
         dynamo=False,
     )
     session = onnxruntime.InferenceSession(buffer.getvalue(), providers=['CPUExecutionProvider'])
-    for shape in ((2, 3, 64, 64), (1, 3, 65, 97)):
+    for shape in ((2, 3, 64, 64), (1, 3, 65, 97), (3, 3, 33, 48)):
         x = image(*shape)
         for ours, theirs in zip(model(x), session.run(None, {'x': x.numpy()})):
             np.testing.assert_allclose(theirs, ours.detach().numpy(), rtol=1e-3, atol=1e-4)

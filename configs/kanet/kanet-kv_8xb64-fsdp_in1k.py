@@ -1,0 +1,1 @@
+_base_ = ['./kanet_kv_imagenet.py', '../_base_/strategies/fsdp.py']

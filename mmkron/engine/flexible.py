@@ -1,0 +1,87 @@
+"""Sharded training: MMEngine's FlexibleRunner and FSDP strategy, with what they lack for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import torch.nn as nn
+from mmengine._strategy import FSDPStrategy as MMEngineFSDPStrategy
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.runner import FlexibleRunner as MMEngineFlexibleRunner
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel
+
+from mmkron.models.backbones import Backbone
+from mmkron.registry import STRATEGIES
+
+
+class FlexibleRunner(MMEngineFlexibleRunner):
+    """MMEngine's runner, whose config may hold ``compile``, and whose checkpoints are those of Runner.
+
+    MMEngine 0.10 counts a step too many in a checkpoint that its hook writes again after the evaluation, so that
+    resuming would skip an epoch, and leaves DDP's prefix ``module.`` on the weights.
+    """
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> FlexibleRunner:
+        """The runner that ``cfg`` describes."""
+        runner = super().from_cfg(cfg)
+        runner._compile = cfg.get('compile', False)
+        return runner
+
+    def save_checkpoint(self, *args: Any, meta: dict | None = None, **kwargs: Any) -> None:
+        """As MMEngine's; ``meta`` has precedence over what the runner counts."""
+        self._given_meta = dict(meta or {})
+        super().save_checkpoint(*args, meta=meta, **kwargs)
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        """As MMEngine's."""
+        if fn_name == 'before_save_checkpoint':
+            checkpoint = kwargs['checkpoint']
+            checkpoint['meta'].update(self._given_meta)
+            if isinstance(self.model, DistributedDataParallel):
+                state = checkpoint['state_dict']
+                checkpoint['state_dict'] = {key.removeprefix('module.'): value for key, value in state.items()}
+        super().call_hook(fn_name, **kwargs)
+
+
+@STRATEGIES.register_module()
+class FSDPStrategy(MMEngineFSDPStrategy):
+    """MMEngine's strategy, with every block of a backbone of mmkron as a unit of its own.
+
+    A unit's parameters are gathered while it computes and spread again after it. What is in no block, such as a head,
+    is gathered for the whole step, because the hosts call more of a head than its ``forward``; so is a block that
+    shares a parameter with another one. Checkpoints hold the full weights, so that a single process loads them.
+
+    Training can be resumed, which MMEngine 0.10 cannot from PyTorch 2.1 on.
+
+    Args:
+        state_dict_cfg (str | dict): what a checkpoint holds, as in MMEngine's strategy.
+        **kwargs: as in MMEngine's strategy. An ``auto_wrap_policy`` in ``model_wrapper`` stays as given.
+    """
+
+    def __init__(self, *, state_dict_cfg: str | dict = 'full', **kwargs: Any) -> None:
+        super().__init__(state_dict_cfg=state_dict_cfg, **kwargs)
+        if get_device() == 'cpu':
+            # Torch would copy from a unit that it has emptied already, and crash.
+            self.state_dict_config.offload_to_cpu = self.optim_state_dict_config.offload_to_cpu = False
+
+    def _wrap_model(self, model: nn.Module) -> nn.Module:
+        backbones = [module for module in model.modules() if isinstance(module, Backbone)]
+        blocks = [block for backbone in backbones for stage in backbone.stages for block in stage]
+        users = Counter(parameter for block in blocks for parameter in block.parameters())
+        units = {block for block in blocks if all(users[parameter] == 1 for parameter in block.parameters())}
+        policy = partial(lambda_auto_wrap_policy, lambda_fn=units.__contains__)
+        self.model_wrapper = {'auto_wrap_policy': policy, **(self.model_wrapper or {})}
+        return super()._wrap_model(model)
+
+    def load_optim_state_dict(self, state_dict: dict) -> None:
+        """Loads the state of the unsharded optimizer; MMEngine passes the arguments in the order of PyTorch 2.0."""
+        sharded = FullyShardedDataParallel.optim_state_dict_to_load(
+            model=self.model, optim=self.optim_wrapper.optimizer, optim_state_dict=state_dict
+        )
+        self.optim_wrapper.load_state_dict(sharded)

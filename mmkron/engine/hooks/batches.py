@@ -1,0 +1,173 @@
+"""Parts of a data loader from which a training goes on at any batch, with the random numbers that belong to it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dataset import InfiniteSampler
+from mmengine.registry import DATA_SAMPLERS
+from torch.utils.data import BatchSampler, DataLoader, get_worker_info
+
+LOADING, STEP, WORKER = 0, 1, 2  # the streams of random numbers of an iteration
+
+
+def seed_all(base: int, iteration: int, rank: int, stream: int) -> None:
+    """Seeds Python, NumPy and PyTorch with what follows from these numbers alone."""
+    first, second, third = np.random.SeedSequence([base, iteration, rank, stream]).generate_state(3)
+    random.seed(int(first))
+    np.random.seed(int(second))
+    torch.manual_seed(int(third))
+
+
+def sampler_of(loader: DataLoader) -> Any:
+    """The sampler of single samples, also below a sampler of batches."""
+    return getattr(loader.batch_sampler, 'sampler', loader.sampler)
+
+
+class WorkerStart:
+    """``worker_init_fn`` of workers that stay when a signal stops the training, which needs them for a while yet.
+
+    Slurm signals every process of a job. Only what the process that started the workers sends them ends them: PyTorch
+    does that, too, where they do not end by themselves.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None, signals: Sequence[signal.Signals]) -> None:
+        self.init = init
+        self.signals = tuple(signals)
+
+    def __call__(self, worker_id: int) -> None:
+        if self.init is not None:
+            self.init(worker_id)
+        if self.signals and hasattr(signal, 'sigwaitinfo'):  # which macOS lacks
+            signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+            threading.Thread(target=_end_with_parent, args=(self.signals, os.getppid()), daemon=True).start()
+
+
+def _end_with_parent(signals: tuple, parent: int) -> None:
+    while signal.sigwaitinfo(signals).si_pid != parent:
+        pass
+    os._exit(0)
+
+
+class SeededBatches:
+    """``collate_fn`` and ``worker_init_fn`` in one: in a worker each batch starts from the seed of its iteration.
+
+    A worker sees neither iterations nor epochs, but it gets every n-th batch in order. In the main process it only
+    collates.
+
+    Args:
+        collate: The loader's own ``collate_fn``.
+        init: The loader's own ``worker_init_fn``.
+        base: The seed of the training.
+        rank: The process of a distributed training.
+        first: The iteration of the first batch that workers get which start now; kept up to date by the hook.
+        length: Batches after which persistent workers begin from the first one again.
+    """
+
+    def __init__(
+        self, collate: Callable, init: Callable[[int], None], base: int, rank: int, first: int, length: float
+    ) -> None:
+        self.collate = collate
+        self.init = init
+        self.base = base
+        self.rank = rank
+        self.first = first
+        self.length = length
+
+    def start(self, worker_id: int) -> None:
+        self.init(worker_id)
+        self._iteration = self.first + worker_id
+        seed_all(self.base, self._iteration, self.rank, WORKER)
+
+    def __call__(self, samples: list) -> Any:
+        batch = self.collate(samples)
+        worker = get_worker_info()
+        if worker is not None:
+            self._iteration += worker.num_workers
+            if self._iteration >= self.first + self.length:
+                self.first += self.length
+                self._iteration = self.first + worker.id
+            seed_all(self.base, self._iteration, self.rank, WORKER)
+        return batch
+
+
+class RestOfBatches:
+    """A sampler of batches without its first ``skip`` ones. Only their indices are drawn, no data is read."""
+
+    def __init__(self, batches: Any, skip: int) -> None:
+        self.batches = batches
+        self.skip = skip
+
+    def __getattr__(self, name: str) -> Any:  # sampler, batch_size, drop_last
+        if name == 'batches':
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __iter__(self) -> Iterator:
+        return itertools.islice(iter(self.batches), self.skip, None)
+
+    def __len__(self) -> int:
+        return max(len(self.batches) - self.skip, 0)
+
+
+class AdvancedIterator:
+    """What an iteration-based loop reads: the first ``count`` batches, which it drops, are nothing."""
+
+    def __init__(self, iterator: Iterator, count: int) -> None:
+        self._iterator = iterator
+        self._count = count
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self._count:
+            self._count -= 1
+            return None
+        return next(self._iterator)
+
+    def skip_iter(self, _: int) -> None:  # in the place of single reads, from OneDL's MMEngine 0.10.12 on
+        self._count = 0
+
+
+def fresh_batches(loader: DataLoader, cfg: dict | None) -> tuple[Any, bool]:
+    """The loader's sampler of batches, from its first batch on, and whether it never ends.
+
+    Args:
+        loader: Of an iteration-based loop, whose iterator has drawn from an infinite sampler already, which keeps its
+            place. Such a sampler is built again.
+        cfg: The loader's config; None for what has none.
+    """
+    sampler = sampler_of(loader)
+    if not isinstance(sampler, InfiniteSampler) or not isinstance(cfg, dict):
+        return loader.batch_sampler, False
+    sampler = DATA_SAMPLERS.build(dict(cfg['sampler']), default_args=dict(dataset=loader.dataset, seed=sampler.seed))
+    if cfg.get('batch_sampler') is None:
+        return BatchSampler(sampler, loader.batch_size, loader.drop_last), True
+    default = dict(sampler=sampler, batch_size=cfg['batch_size'])
+    return DATA_SAMPLERS.build(dict(cfg['batch_sampler']), default_args=default), True
+
+
+def with_batches(loader: DataLoader, batches: Any, persistent: bool) -> DataLoader:
+    """A loader like ``loader`` with another sampler of batches; it draws no random number of the process."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=persistent,
+    )

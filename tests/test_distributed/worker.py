@@ -1,0 +1,196 @@
+"""One of two gloo processes on the CPU: runs the tasks named on the command line, writes what they return.
+
+Usage: ``worker.py OUT TASK...`` with RANK, WORLD_SIZE and PORTS (one for each group that is opened) in the environment.
+"""
+
+import copy
+import importlib.util
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+sys.path.insert(0, str(TESTS / 'test_models' / 'test_backbones'))
+
+from test_contract import CASES, build, identify, image, settle  # noqa: E402
+
+PORTS = iter(os.environ['PORTS'].split(','))
+VARIANTS = {'whole': {}, 'partial, with_cp': dict(out_indices=(0, 2), with_cp=True)}
+
+
+def loss_of(outs):
+    return sum(out.pow(2).mean() for out in outs)
+
+
+def batches():
+    """The joint batch in float64, and this process's half of it."""
+    joint = image(4, 3, 64, 64, seed=7, dtype=torch.float64)
+    return joint, joint.chunk(2)[dist.get_rank()]
+
+
+def joint_gradients(model, joint):
+    model.zero_grad()
+    loss_of(model(joint)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def worst(ours, theirs):
+    """The largest difference, of entries relative to the largest entry of their tensor."""
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[k] - theirs[k]).abs().max() / theirs[k].abs().max().clamp_min(1e-12)) for k in theirs)
+
+
+def ddp(_):
+    """Error of the mean gradient of two processes, by backbone and variant; a further step in training mode."""
+    results = {}
+    for case in CASES:
+        for variant, kwargs in VARIANTS.items():
+            model = settle(build(case, **kwargs)).double()
+            joint, half = batches()
+            expected = joint_gradients(model, joint)
+            wrapped = DistributedDataParallel(model)
+            errors = []
+            for _ in range(2):  # a parameter without gradient is an error of the second call
+                wrapped.zero_grad()
+                loss_of(wrapped(half)).backward()
+                errors.append(worst({name: p.grad for name, p in model.named_parameters()}, expected))
+            loss_of(wrapped.train()(half)).backward()
+            results[f'{identify(case)}, {variant}'] = max(errors)
+    return results
+
+
+def fsdp(out):
+    """Writes what FSDP saves after a step of each backbone; returns how far it is from a step on the joint batch."""
+    from mmkron.engine.flexible import FSDPStrategy
+
+    results = {}
+    for number, case in enumerate(CASES):
+        model = settle(build(case, with_cp=bool(number % 2))).double()
+        joint, half = batches()
+        plain = copy.deepcopy(model)
+        joint_gradients(plain, joint)
+        torch.optim.SGD(plain.parameters(), lr=0.1).step()
+        strategy = FSDPStrategy(
+            work_dir=str(out / 'fsdp'),
+            env_kwargs=dict(launcher='pytorch', randomness=dict(seed=0)),
+            log_kwargs=dict(log_level='ERROR'),
+            model_wrapper=dict(device_id='cpu'),
+        )
+        strategy.prepare(model, optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)))
+        units = sum(isinstance(module, FullyShardedDataParallel) for module in strategy.model.modules())
+        strategy.model.eval()
+        strategy.optim_wrapper.update_params(loss_of(strategy.model(half)))
+        path = out / f'fsdp-{number}.pth'
+        strategy.save_checkpoint(str(path))
+        dist.barrier()
+        saved = torch.load(path, weights_only=True)['state_dict']
+        single = case.cls(**case.kwargs)
+        single.load_state_dict(saved, strict=True)
+        blocks = sum(len(stage) for stage in single.stages)
+        moved = [not torch.equal(saved[name], p) for name, p in build(case).double().named_parameters()]
+        results[identify(case)] = dict(
+            error=worst(saved, plain.state_dict()),
+            moved=sum(moved) / len(moved),
+            units=units - 1,
+            blocks=blocks,
+        )
+    return results
+
+
+def train(*argv):
+    """``tools/train.py`` in this process: its runner."""
+    from mmkron.engine import launch
+
+    spec = importlib.util.spec_from_file_location('train_script', ROOT / 'tools' / 'train.py')
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    os.environ['MASTER_PORT'] = next(PORTS)
+    return launch.train(script.parse_args([str(arg) for arg in argv] + ['--launcher', 'pytorch', '--no-validate']))
+
+
+def summary(runner):
+    """What both processes must agree on."""
+    state = runner.model.state_dict()
+    names = [name for name, _ in runner.model.named_parameters()]
+    groups = runner.optim_wrapper.optimizer.param_groups
+    return dict(
+        iter=runner.iter,
+        sums=[float(state[name].double().abs().sum()) for name in names],
+        lr=groups[0]['initial_lr'],
+        world_size=runner.world_size,
+    )
+
+
+def few(out, work_dir, config, *options):
+    """A run of a few images of ``out/scenes``, two a process."""
+    loader = ['batch_size=2', 'num_workers=0', 'persistent_workers=False', f'dataset.data_root={out}/scenes']
+    loader = [f'train_dataloader.{option}' for option in loader]
+    return summary(train(config, '--work-dir', out / work_dir, '--cfg-options', *loader, *options))
+
+
+def segmentor(out):
+    config = ROOT / 'configs/kao_deeplabv2/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py'
+    return few(out, 'segmentor', config, 'train_cfg.max_iters=2')
+
+
+def detector(out):
+    return few(out, 'detector', out / 'detector.py', 'train_cfg.max_epochs=1')
+
+
+def digits(config, work_dir, *argv, epochs=1):
+    small = ['train_dataloader.dataset.indices=64', 'train_dataloader.batch_size=16']
+    argv = ['--work-dir', work_dir, '--auto-scale-lr', *argv]
+    return train(config, *argv, '--cfg-options', *small, f'train_cfg.max_epochs={epochs}')
+
+
+def spiking(out):
+    return summary(digits(ROOT / 'configs/qkformer/qkformer_digits.py', out / 'spiking'))
+
+
+def fsdp_runs(out):
+    """Two epochs with DDP, with FSDP, and with FSDP in two runs; a :class:`FlexibleRunner` for DDP as well."""
+    runs = {
+        'ddp': digits(out / 'ddp.py', out / 'ddp', epochs=2),
+        'flexible_ddp': digits(out / 'flexible_ddp.py', out / 'flexible_ddp', epochs=2),
+        'fsdp': digits(out / 'fsdp.py', out / 'fsdp_run', epochs=2),
+    }
+    digits(out / 'fsdp.py', out / 'resumed')
+    runs['resumed'] = digits(out / 'fsdp.py', out / 'resumed', '--resume', epochs=2)
+    return {
+        name: dict(iter=runner.iter, lr=runner.optim_wrapper.optimizer.param_groups[0]['initial_lr'])
+        for name, runner in runs.items()
+    }
+
+
+TASKS = dict(ddp=ddp, fsdp=fsdp, segmentor=segmentor, detector=detector, spiking=spiking, fsdp_runs=fsdp_runs)
+
+
+def main() -> None:
+    out, rank = Path(sys.argv[1]), int(os.environ['RANK'])
+    warnings.filterwarnings('ignore', category=FutureWarning)
+    results = {}
+    for name in sys.argv[2:]:
+        own_group = name in ('ddp', 'fsdp')
+        if own_group:
+            os.environ['MASTER_PORT'] = next(PORTS)
+            dist.init_process_group('gloo')
+        try:
+            results[name] = TASKS[name](out)
+        except Exception:
+            results[name] = traceback.format_exc()
+        if own_group:
+            dist.barrier()
+            dist.destroy_process_group()
+        torch.save(results, out / f'results-{rank}.pth')
+
+
+if __name__ == '__main__':
+    main()

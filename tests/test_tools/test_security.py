@@ -1,0 +1,168 @@
+"""No file from outside is unpickled, and no text of a config is evaluated: every way in, and the sources."""
+
+import ast
+import shutil
+
+import pytest
+import torch
+
+from mmkron.engine import launch
+from mmkron.engine.launch import LaunchError
+
+from .conftest import ROOT, load_tool
+from .test_launch import Touch
+
+SOURCES = [path for folder in ('mmkron', 'tools') for path in sorted((ROOT / folder).rglob('*.py'))]
+
+
+@pytest.fixture
+def evil(tmp_path):
+    """A checkpoint that makes a folder when it is unpickled, and that holds all that a training resumes from."""
+    path = tmp_path / 'evil.pth'
+    parts = dict(meta=dict(epoch=1, iter=2), state_dict={}, message_hub={}, optimizer={})
+    torch.save({**parts, 'x': Touch(tmp_path / 'proof')}, path)
+    yield path
+    assert not (tmp_path / 'proof').exists()
+    torch.load(path, weights_only=False)
+    assert (tmp_path / 'proof').exists()  # it would have worked
+
+
+def pretrained(tiny_config, path):
+    """A config whose backbone starts from a file."""
+    text = tiny_config.read_text()
+    part = "backbone=dict(type='MobileNetV2', "
+    assert part in text
+    tiny_config.write_text(text.replace(part, f"{part}init_cfg=dict(type='Pretrained', checkpoint={str(path)!r}), "))
+    return tiny_config
+
+
+@pytest.mark.parametrize('way', ['--resume PATH', '--resume', 'load_from', 'resume in the config', 'Pretrained'])
+def test_train(way, evil, tiny_config, train_args, tmp_path):
+    arguments = ['--work-dir', tmp_path / 'work']
+    if way == 'Pretrained':
+        pretrained(tiny_config, evil)
+    elif way == '--resume':
+        (tmp_path / 'work').mkdir()
+        shutil.copy(evil, tmp_path / 'work')
+        arguments += ['--resume']
+    elif way == '--resume PATH':
+        arguments += ['--resume', evil]
+    else:
+        arguments += ['--cfg-options', f'load_from={evil}', f'resume={way != "load_from"}']
+    with pytest.raises(LaunchError, match=r'evil\.pth is refused.*mkdir') as stop:
+        launch.train(train_args(tiny_config, *arguments))
+    assert 'weights_only' not in str(stop.value)  # no advice to turn the check off
+
+
+def test_test(evil, tiny_config, test_args, tmp_path):
+    with pytest.raises(LaunchError, match=r'checkpoint .*evil\.pth is refused.*mkdir'):
+        launch.test(test_args(tiny_config, evil, '--work-dir', tmp_path / 'work'))
+
+
+def test_test_reads_no_pretrained_weights(evil, tiny_config, test_args, tmp_path):
+    """Those of the checkpoint count, so the file need not be there either."""
+    torch.save(dict(state_dict={}), tmp_path / 'a.pth')
+    for path in (evil, 'gone.pth'):
+        config = tmp_path / f'{path == evil}.py'
+        shutil.copy(tiny_config, config)
+        metrics = launch.test(test_args(pretrained(config, path), tmp_path / 'a.pth', '--work-dir', tmp_path / 'work'))
+        assert 0 <= metrics['accuracy/top1'] <= 100
+
+
+QKFORMER = """
+default_scope = 'mmpretrain'
+model = dict(type='ImageClassifier',
+             backbone=dict(type='mmkron.QKFormer', arch='cifar', init_cfg={init}),
+             neck=dict(type='GlobalAveragePooling'),
+             head=dict(type='LinearClsHead', num_classes=2, in_channels=384))
+test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+"""
+
+
+@pytest.mark.parametrize('way', ['checkpoint', 'Pretrained'])
+@pytest.mark.parametrize('tool', ['analysis_tools/energy', 'visualizations/kao_coefficients', 'deployment/export'])
+def test_tools_that_build_a_model(tool, way, evil, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / 'tools' / tool.split('/')[0]))  # as of a script that is run
+    config, init = tmp_path / 'a.py', dict(type='Pretrained', checkpoint=str(evil)) if way == 'Pretrained' else None
+    text = QKFORMER.format(init=init)
+    if 'coefficients' in tool:
+        from PIL import Image
+
+        Image.new('RGB', (64, 64)).save(tmp_path / 'a.png')
+        text = text.replace("type='mmkron.QKFormer', arch='cifar'", "type='mmkron.KANet', widen_factor=0.25")
+        arguments = ['a.png', '--pixel', '0', '0']
+    else:
+        arguments = ['--out', 'x.onnx', '--shape', '32', '32'] if 'export' in tool else ['--out', 'out']
+        if 'energy' in tool:
+            text += "val_dataloader = dict(batch_size=1, num_workers=0, dataset=dict(type='mmkron.Digits'))\n"
+    config.write_text(text)
+    weights = [str(evil)] if way == 'checkpoint' else [] if 'export' in tool else ['none']
+    with pytest.raises(SystemExit) as stop:
+        load_tool(tool).main([str(config), *weights, *arguments])
+    assert str(stop.value.code).startswith('error: ')
+    assert 'evil.pth is refused' in stop.value.code
+    assert 'mkdir' in stop.value.code
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        ('lambda_weights', '--from', 'resnet'),
+        ('qkformer_weights', '--arch', 'cifar10-dvs'),
+        ('publish_model',),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_converters(arguments, evil, tmp_path):
+    name, *options = arguments
+    with pytest.raises(SystemExit, match='^error: SRC .*evil'):
+        load_tool(f'model_converters/{name}').main([str(evil), str(tmp_path / 'out.pth'), *options])
+    assert not list(tmp_path.glob('out*'))
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def dangers(source: str) -> list:
+    """The calls in a source that could run what a file or a text says."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+        if (
+            name in ('eval', 'exec', 'compile', 'os.system')
+            or name.split('.')[0] in ('pickle', 'dill', 'joblib', 'marshal', 'shelve')
+            and name.split('.')[-1] in ('load', 'loads', 'Unpickler', 'open')
+            or name == 'torch.load'
+            and given.get('weights_only') != 'True'
+            or name in ('np.load', 'numpy.load')
+            and given.get('allow_pickle', 'False') != 'False'
+            or name in ('yaml.load', 'yaml.unsafe_load', 'yaml.full_load')
+            or given.get('shell') == 'True'
+        ):
+            found.append(f'line {node.lineno}: {ast.unparse(node)}')
+    return found
+
+
+def test_the_search_finds():
+    lines = """eval("1")
+exec(x)
+pickle.load(f)
+pickle.loads(b)
+torch.load(p)
+torch.load(p, weights_only=False)
+torch.load(p, weights_only=flag)
+np.load(p, allow_pickle=True)
+yaml.load(f)
+run(c, shell=True)"""
+    for line in lines.splitlines():
+        assert len(dangers(line)) == 1, line
+    assert dangers('model.eval(); torch.load(p, weights_only=True); np.load(p); pickle.dumps(x)') == []
+
+
+@pytest.mark.parametrize('path', SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_evaluates_or_unpickles(path):
+    assert dangers(path.read_text(encoding='utf-8')) == []
