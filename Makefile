@@ -1,8 +1,8 @@
 # Every target makes the environment that it needs (.dev_scripts/setup_env.sh); remove .venv to start anew.
-.PHONY: help demo demo-det demo-spiking test test-onedl lint benchmark clean
+.PHONY: help demo demo-det demo-spiking test test-openmmlab test-onedl lint benchmark clean
 
 help:  ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo:  ## train a small KANet on scikit-learn's digits (no compiler needed)
 	.dev_scripts/setup_env.sh demo
@@ -23,6 +23,8 @@ demo-spiking:  ## train a small spiking QKFormer on digits, then show its firing
 test:  ## run all tests in the full environment (its first making compiles mmcv)
 	.dev_scripts/setup_env.sh test
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests
+
+test-openmmlab: test  ## the same: .venv has the original OpenMMLab packages
 
 test-onedl:  ## run all tests on the OneDL packages, in an environment of their own
 	.dev_scripts/setup_env.sh onedl

@@ -106,6 +106,25 @@ def test_wheel_requires_torch_of_any_version(wheel: zipfile.ZipFile) -> None:
     assert not [text for text in requirements if '==' in text.split(';')[0]], 'exact pins belong in requirements/'
 
 
+@pytest.mark.parametrize('wheel', ['tree'], indirect=True)
+def test_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Its configs, its models in MMPretrain's index, and the path under which MIM looks for its tools."""
+    wheel.extractall(tmp_path / 'site')
+    code = (
+        'import sys; sys.path.insert(0, sys.argv[1])\n'
+        'import mmkron; print(mmkron.get_config("kanet-kv").filename)\n'
+        'names = mmkron.register_models()\n'
+        'from mmpretrain.apis.model import ModelHub; print(ModelHub.get(names[0]).config.filename)\n'
+        'from mmengine.utils import get_installed_path; print(get_installed_path("mmkron"))'
+    )
+    by_name, registered, package = call('-W', 'ignore', '-c', code, str(tmp_path / 'site'), cwd=tmp_path).splitlines()
+    mim = tmp_path / 'site' / 'mmkron' / '.mim'
+    assert Path(by_name) == mim / 'configs/kanet/kanet_kv_imagenet.py'
+    assert Path(registered) == mim / 'configs/kanet/kanet_kv_imagenet.py'
+    assert Path(package) == mim.parent
+    assert {'train.py', 'test.py'} <= set(os.listdir(mim / 'tools'))
+
+
 def test_editable_install_links_mim(editable_mim: Path, tree: Path) -> None:
     assert {path.name for path in editable_mim.iterdir()} == set(MIM_ENTRIES)
     for entry in MIM_ENTRIES:

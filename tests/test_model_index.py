@@ -1,0 +1,215 @@
+"""The shipped configs by name: in MMPretrain's index, in the inferencers of all hosts, and by mmkron.get_config."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from mmengine.config import Config
+from mmengine.dataset import Compose, default_collate, pseudo_collate
+from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
+from mmengine.runner import save_checkpoint
+from mmpretrain import ImageClassificationInferencer, get_model, list_models
+from mmpretrain.apis.model import ModelHub
+from PIL import Image
+
+import mmkron
+from conftest import ROOT
+from mmkron.engine import model_index
+
+MODELS_BY_NAME = {
+    model['Name']: model
+    for path in sorted(ROOT.glob('configs/*/metafile.yml'))
+    for model in yaml.safe_load(path.read_text(encoding='utf-8'))['Models']
+}
+TASKS = {
+    'mmseg': {'Semantic Segmentation'},
+    'mmdet': {'Object Detection', 'Instance Segmentation'},
+}
+CLASSIFIERS = [
+    name
+    for name, model in MODELS_BY_NAME.items()
+    if any(result['Task'] == 'Image Classification' for result in model['Results'])
+]
+
+
+@pytest.fixture(scope='module')
+def registered():
+    """Registers the models twice, before and after MMPretrain has read its own index."""
+    first = mmkron.register_models()
+    list_models()
+    return first, mmkron.register_models()
+
+
+@pytest.fixture(scope='module')
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp('picture') / 'picture.png'
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (72, 96, 3), dtype=np.uint8)).save(path)
+    return str(path)
+
+
+def test_import_is_light():
+    """It loads two modules of ours and nothing beside the standard library; what is promised comes when asked for."""
+    code = (
+        'import sys; before = set(sys.modules); import mmkron; new = set(sys.modules) - before;'
+        "print(*sorted(n for n in new if n.startswith('mmkron')));"
+        "print(*sorted(n for n in new if n in ('torch', 'numpy', 'yaml', 'mmengine', 'mmcv', 'mmpretrain')))"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout == 'mmkron mmkron.version\n\n'
+    assert set(mmkron.__all__) <= set(dir(mmkron))
+    for name in set(mmkron.__all__) - {'__version__'}:
+        assert getattr(mmkron, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'mmkron' has no attribute 'no_such_name'"):
+        _ = mmkron.no_such_name
+
+
+def test_tasks_are_those_of_the_hosts():
+    """Of the dense models; test_registered_models reads the classifiers' configs."""
+    for name, model in MODELS_BY_NAME.items():
+        tasks = {result['Task'] for result in model['Results']}
+        assert tasks, name
+        assert 'Weights' not in model, 'no weights are released'
+        if tasks != {'Image Classification'}:
+            assert tasks <= TASKS[Config.fromfile(ROOT / model['Config']).default_scope], name
+
+
+def test_registered_models(registered):
+    """Each classifier and no other model, under the name and with the config of its metafile."""
+    first, second = registered
+    assert first == second
+    assert sorted(first) == sorted(CLASSIFIERS)
+    kanets = [name for name in CLASSIFIERS if 'kanet' in name]
+    assert {'kanet-kv_8xb64_in1k', 'kanet-kv_digits'} <= set(kanets)
+    assert list_models('*kanet*') == sorted(kanets) == list_models('*kanet*', task='Image Classification')
+    assert 'resnet50_8xb32_in1k' in list_models('resnet50')
+    dense = set(MODELS_BY_NAME) - set(CLASSIFIERS)
+    assert not dense & set(list_models())
+    for name in CLASSIFIERS:
+        info = ModelHub.get(name.upper())
+        assert (info.name, info.weights) == (name, None)
+        assert info.config.default_scope == 'mmpretrain'
+        assert info.config.to_dict() == Config.fromfile(ROOT / MODELS_BY_NAME[name]['Config']).to_dict(), name
+        assert info.full_model.metadata.flops == MODELS_BY_NAME[name]['Metadata']['FLOPs']
+
+
+def test_get_model(registered, tmp_path):
+    """The model of the config, with a checkpoint by path."""
+    cfg = Config.fromfile(ROOT / 'configs/lambda_resnet/lambda-mobilenet-v2_8xb64_in1k.py')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        torch.manual_seed(0)
+        expected = MODELS.build({**cfg.model, 'data_preprocessor': cfg.data_preprocessor})
+    expected.eval()
+    save_checkpoint(dict(state_dict=expected.state_dict(), meta={}), str(tmp_path / 'a.pth'))
+    model = get_model('lambda-mobilenet-v2_8xb64_in1k', pretrained=str(tmp_path / 'a.pth'))
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(model(x), expected(x))
+    other = get_model('lambda-mobilenet-v2_8xb64_in1k', head=dict(num_classes=7))
+    assert other.head.fc.out_features == 7
+
+
+@pytest.mark.parametrize('name', ['kanet-kv_8xb64_in1k', 'lambda-mobilenet-v2_8xb64_in1k', 'qkformer_1xb64_cifar10'])
+def test_classification_inferencer(registered, picture, name):
+    """Its scores are those of the config's own test pipeline, which reads the file by our transform."""
+    inferencer = ImageClassificationInferencer(name, device='cpu')
+    (result,) = inferencer(picture)
+    steps = mmkron.get_config(name).test_dataloader.dataset.pipeline
+    if not any(step.type.endswith('LoadImageFromFile') for step in steps):
+        steps = [dict(type='mmkron.LoadImageFromFile'), *steps]
+    with DefaultScope.overwrite_default_scope('mmpretrain'), torch.no_grad():
+        pipeline = Compose([TRANSFORMS.build(step) for step in steps])
+        (sample,) = inferencer.model.test_step(default_collate([pipeline(dict(img_path=picture))]))
+    np.testing.assert_array_equal(result['pred_scores'], sample.pred_score.numpy())
+    assert result['pred_class'] == inferencer.classes[int(sample.pred_score.argmax())]
+
+
+DENSE = {
+    'mmdet': 'mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128',
+    'mmseg': 'deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128',
+}
+
+
+@pytest.mark.parametrize('host', DENSE)
+def test_dense_inferencers(host, picture, tmp_path):
+    """The hosts' inferencers take what get_config returns: they predict what the model does in the test pipeline."""
+    pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
+    cfg = mmkron.get_config(DENSE[host])
+    with DefaultScope.overwrite_default_scope(host):
+        torch.manual_seed(0)
+        model = MODELS.build(mmkron.get_config(DENSE[host]).model)
+        model.init_weights()
+        save_checkpoint(dict(state_dict=model.state_dict(), meta={}), str(tmp_path / 'a.pth'))
+        pipeline = Compose([TRANSFORMS.build(step) for step in cfg.test_pipeline if 'Annotations' not in step.type])
+        data = pseudo_collate([pipeline(dict(img_path=picture, img_id=0, reduce_zero_label=False, seg_fields=[]))])
+        with torch.no_grad():
+            (expected,) = model.eval().test_step(data)
+        if host == 'mmdet':
+            from mmdet.apis import DetInferencer
+
+            inferencer = DetInferencer(cfg, str(tmp_path / 'a.pth'), device='cpu', show_progress=False)
+            (result,) = inferencer(picture, return_datasamples=True)['predictions']
+            assert len(result.pred_instances) > 0
+            assert torch.equal(result.pred_instances.scores, expected.pred_instances.scores)
+            assert torch.equal(result.pred_instances.bboxes, expected.pred_instances.bboxes)
+        else:
+            from mmseg.apis import MMSegInferencer
+
+            inferencer = MMSegInferencer(cfg, str(tmp_path / 'a.pth'), device='cpu')
+            result = inferencer(picture, show=False)['predictions']
+            assert len(np.unique(result)) > 1
+            np.testing.assert_array_equal(result, expected.pred_sem_seg.data[0].numpy())
+    assert cfg.to_dict() == mmkron.get_config(DENSE[host]).to_dict()
+
+
+def test_get_config():
+    """By the name, the alias and the file of a metafile's entry; each call gives a config of its own."""
+    path = ROOT / 'configs/kanet/kanet_kv_imagenet.py'
+    expected = Config.fromfile(path).to_dict()
+    for name in ('kanet_kv_imagenet', 'kanet-kv_8xb64_in1k', 'KANet-KV_8xb64_in1k', 'kanet-kv'):
+        assert mmkron.get_config(name).to_dict() == expected
+    mmkron.get_config('kanet-kv').model.backbone.arch = 'changed'
+    assert mmkron.get_config('kanet-kv').to_dict() == expected
+    aliases = {model['Alias']: model for model in MODELS_BY_NAME.values() if 'Alias' in model}
+    assert {'kanet-kv', 'kanet-qkv', 'qkformer-hst-10-384', 'lambda-mobilenet-v2'} <= set(aliases)
+    files = {(ROOT / model['Config']).stem for model in MODELS_BY_NAME.values()}
+    assert mmkron.list_configs() == sorted({*MODELS_BY_NAME, *aliases, *files})
+    assert mmkron.list_configs('FPN_*') == sorted(name for name in files if name.startswith('fpn_'))
+    assert mmkron.list_configs('fpn') == []
+
+
+@pytest.mark.parametrize(
+    ('name', 'error', 'message'),
+    [
+        ('kanet-kw', ValueError, r"mmkron\.list_configs\(\), got 'kanet-kw'; close to it: kanet-kv, kanet-qkv"),
+        ('0815', ValueError, r"got '0815'; nothing is close to it"),
+        ('../../secret', ValueError, r"got '\.\./\.\./secret'"),
+        (None, TypeError, 'name must be a str, got None'),
+    ],
+)
+def test_get_config_errors(name, error, message):
+    with pytest.raises(error, match=message):
+        mmkron.get_config(name)
+
+
+def test_names_of_two_configs(monkeypatch):
+    models = [dict(Name='a', Config='configs/x/b.py'), dict(Name='c', Alias=['d', 'B'], Config='configs/x/c.py')]
+    monkeypatch.setattr(model_index, 'load_metafiles', lambda: ([], models))
+    with pytest.raises(ValueError, match=r"give the name 'B' to both configs/x/b\.py and configs/x/c\.py"):
+        model_index._config_paths.__wrapped__()
+
+
+def test_without_mmpretrain(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mmpretrain.apis.model', None)
+    with pytest.raises(ImportError, match=r"needs mmpretrain, which cannot be imported: .*\npip install 'mmkron\[open"):
+        mmkron.register_models()
+
+
+def test_without_the_index(monkeypatch, tmp_path):
+    monkeypatch.setattr(model_index, 'PACKAGE', tmp_path / 'mmkron')
+    with pytest.raises(FileNotFoundError, match=r'model-index\.yml is missing: install mmkron by pip'):
+        model_index.index_root()
+    (tmp_path / 'model-index.yml').touch()
+    assert model_index.index_root() == tmp_path

@@ -1,0 +1,211 @@
+"""A classifier that a runner trained and saved is published and becomes the backbone of dense models of both hosts."""
+
+import hashlib
+import os
+from contextlib import contextmanager
+
+import pytest
+import torch
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner, load_checkpoint
+from mmpretrain.structures import DataSample
+from test_tools.conftest import load_tool
+
+import mmkron
+
+pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
+
+# type -> arguments, the stages that a pyramid takes, their channels, the last stage's channels
+BACKBONES = {
+    'KANet': (dict(arch='kanet-kv', widen_factor=0.25), (1, 2, 3, 4), [8, 8, 24, 80], 1280),
+    'LambdaMobileNetV2': (dict(widen_factor=0.25), (1, 2, 3, 4), [8, 8, 24, 80], 1280),
+    'LambdaResNet': (
+        dict(base_channels=8, stage_blocks=(1, 1, 2, 1), stage_layers='CLLC', lambda_cfg=dict(scope=5)),
+        (0, 1, 2, 3),
+        [32, 64, 128, 256],
+        256,
+    ),
+    'QKFormer': (
+        dict(
+            arch=dict(
+                dims=(8, 16, 32, 64),
+                depths=(1, 1, 1, 1),
+                heads=4,
+                mlp_ratio=2,
+                steps=2,
+                attentions=('qkta', 'qkta', 'qkca', 'ssa'),
+                stem=dict(widths=(8, 8, 8), pools=(True, True, False), shortcut_from=1),
+                pools=(True, False),
+            )
+        ),
+        (0, 1, 2, 3),
+        [8, 16, 32, 64],
+        64,
+    ),
+}
+
+
+@contextmanager
+def nothing_allowed():
+    """As in a fresh process: what torch.load may read beside tensors is what PyTorch itself allows."""
+    allowed = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(allowed)
+
+
+def classifier(name):
+    kwargs, _, _, channels = BACKBONES[name]
+    return dict(
+        type='ImageClassifier',
+        data_preprocessor=dict(type='ClsDataPreprocessor', mean=[127.5] * 3, std=[60.0] * 3),
+        backbone=dict(type=f'mmkron.{name}', **kwargs),
+        neck=dict(type='GlobalAveragePooling'),
+        head=dict(type='LinearClsHead', num_classes=3, in_channels=channels, topk=(1,)),
+    )
+
+
+@pytest.fixture(scope='module', params=BACKBONES)
+def trained(request, tmp_path_factory):
+    """The name of a backbone and a checkpoint of two steps of training, as the runner's hooks leave it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    samples = [dict(inputs=x, data_samples=DataSample().set_gt_label(i % 3)) for i, x in enumerate(images)]
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        runner = Runner(
+            model=classifier(request.param),
+            work_dir=str(folder),
+            train_dataloader=dict(
+                dataset=samples,
+                batch_size=2,
+                num_workers=0,
+                sampler=dict(type='DefaultSampler', shuffle=False),
+                collate_fn=dict(type='default_collate'),
+            ),
+            train_cfg=dict(by_epoch=True, max_epochs=1),
+            optim_wrapper=dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=0.1, momentum=0.9)),
+            default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1), logger=dict(type='LoggerHook')),
+            custom_hooks=[dict(type='EMAHook', momentum=0.5)],
+            visualizer=dict(type='Visualizer', vis_backends=[]),
+            default_scope='mmpretrain',
+            experiment_name=f'weights-flow-{request.param}',
+            log_level='ERROR',
+            randomness=dict(seed=0),
+        )
+        runner.train()
+    averaged = runner._hooks[[type(hook).__name__ for hook in runner.hooks].index('EMAHook')].ema_model.module
+    return request.param, folder / 'epoch_1.pth', averaged.state_dict()
+
+
+def dense(host, name, checkpoint):
+    kwargs, out_indices, channels, _ = BACKBONES[name]
+    backbone = dict(
+        type=f'mmkron.{name}',
+        **kwargs,
+        out_indices=out_indices,
+        init_cfg=dict(type='Pretrained', checkpoint=str(checkpoint), prefix='backbone.'),
+    )
+    neck = dict(type='FPN', in_channels=channels, out_channels=16, num_outs=5)
+    if host == 'mmseg':
+        neck['num_outs'] = 4
+        head = dict(
+            type='FPNHead',
+            in_channels=[16] * 4,
+            in_index=[0, 1, 2, 3],
+            feature_strides=[4, 8, 16, 32],
+            channels=16,
+            num_classes=4,
+        )
+        return dict(type='EncoderDecoder', backbone=backbone, neck=neck, decode_head=head, test_cfg=dict(mode='whole'))
+    head = dict(type='RetinaHead', num_classes=4, in_channels=16, stacked_convs=1, feat_channels=16)
+    return dict(type='RetinaNet', backbone=backbone, neck=neck, bbox_head=head)
+
+
+@pytest.mark.parametrize('host', ['mmdet', 'mmseg'])
+def test_backbone_of_a_dense_model(trained, host):
+    """Zero missing and unexpected backbone keys, and every tensor is the classifier's."""
+    name, path, averaged = trained
+    mmkron.allow_checkpoint_globals()
+    with DefaultScope.overwrite_default_scope(host):
+        torch.manual_seed(1)
+        model = revert_sync_batchnorm(MODELS.build(dense(host, name, path)))
+        fresh = {key: value.clone() for key, value in model.backbone.state_dict().items()}
+        model.init_weights()
+    mmkron.allow_checkpoint_globals()  # after a load OneDL's MMEngine takes its permissions back, HistoryBuffer's too
+    weights = torch.load(path, weights_only=True)['state_dict']
+    backbone = {key.removeprefix('backbone.'): v for key, v in weights.items() if key.startswith('backbone.')}
+    for key, value in model.backbone.state_dict().items():
+        assert torch.equal(value, backbone[key]), key
+        assert torch.equal(value, averaged[f'backbone.{key}']), key
+    changed = [key for key, value in fresh.items() if not torch.equal(value, backbone[key])]
+    assert {key for key, p in model.backbone.named_parameters() if p.ndim > 1} <= set(changed)
+    missing, unexpected = model.backbone.load_state_dict(backbone, strict=False)
+    assert (missing, unexpected) == ([], [])
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not [key for key in (*missing, *unexpected) if key.startswith('backbone.')]
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return load_tool('model_converters/publish_model')
+
+
+def test_publish(trained, tool, tmp_path, capsys):
+    """Weights and meta alone, the hash in the name, readable without anything allowed; the model computes the same."""
+    name, path, averaged = trained
+    tool.main([str(path), str(tmp_path / 'new' / 'small.pth')])
+    (published,) = (tmp_path / 'new').iterdir()
+    assert published.name == f'small-{hashlib.sha256(published.read_bytes()).hexdigest()[:8]}.pth'
+    sizes = [f'{os.path.getsize(file):,}' for file in (path, published)]
+    assert capsys.readouterr().out == f'{published}: {sizes[0]} -> {sizes[1]} bytes\n'
+    with nothing_allowed():
+        content = torch.load(published, weights_only=True)
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            model = MODELS.build(classifier(name))
+            load_checkpoint(model, str(published), map_location='cpu', strict=True)
+    mmkron.allow_checkpoint_globals()
+    source = torch.load(path, weights_only=True)
+    assert set(content) == {'meta', 'state_dict'} < set(source)
+    assert content['meta'] == source['meta']
+    assert content['meta']['experiment_name'].startswith(f'weights-flow-{name}')
+    assert content['state_dict'].keys() == averaged.keys()
+    assert all(torch.equal(value, averaged[key]) for key, value in model.state_dict().items())
+    with pytest.raises(SystemExit, match=f'error: .*{published.name} is there already: nothing is overwritten'):
+        tool.main([str(path), str(tmp_path / 'new' / 'small.pth')])
+    assert list((tmp_path / 'new').iterdir()) == [published]
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_publish_refuses(tool, tmp_path):
+    trap = tmp_path / 'trap'
+    files = {
+        'code': dict(state_dict={}, meta=dict(a=Malicious(str(trap)))),
+        'weights': dict(w=torch.zeros(1)),
+        'list': [1],
+    }
+    for name, content in files.items():
+        torch.save(content, tmp_path / f'{name}.pth')
+    (tmp_path / 'cut.pth').write_bytes((tmp_path / 'weights.pth').read_bytes()[:100])
+    errors = {
+        'code': 'is damaged, or holds no weights that can be read without running its code',
+        'cut': 'is damaged',
+        'weights': 'must be a checkpoint of MMEngine; it lacks state_dict and meta',
+        'list': 'it lacks state_dict and meta',
+        'absent': 'SRC cannot be read: .*absent.pth',
+    }
+    for name, message in errors.items():
+        with pytest.raises(SystemExit, match=f'error: .*{message}'):
+            tool.main([str(tmp_path / f'{name}.pth'), str(tmp_path / 'out' / 'out.pth')])
+    assert not trap.exists()
+    assert not (tmp_path / 'out').exists()

@@ -1,0 +1,64 @@
+"""Makes a checkpoint of a training ready to be handed on: weights and meta alone, with the file's hash in its name.
+
+DST.pth becomes DST-HASH.pth, HASH being the first eight digits of its SHA-256, which torch.hub and MMEngine compare on
+a download. torch.load reads the result with weights_only=True and nothing allowed, so the hosts' inferencers do, too.
+The hosts' own publish_model.py cannot read the checkpoint from PyTorch 2.6 on unless its check is turned off.
+
+The weights are those of validation: with an EMAHook the averaged ones. The meta keeps the config as text, with the
+paths in it, and the names of the classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+
+import torch
+
+from mmkron.engine.launch import LaunchError
+from mmkron.engine.weights import make_parser, parse, read_checkpoint
+
+
+def publish(src: Path, dst: Path) -> Path:
+    """Writes the checkpoint; returns its path.
+
+    Args:
+        src: a checkpoint of MMEngine's CheckpointHook.
+        dst: the name to put the hash into.
+
+    Raises:
+        LaunchError: ``src`` is no such checkpoint, or the file to write is there.
+    """
+    checkpoint = read_checkpoint(src)
+    lacking = [key for key in ('state_dict', 'meta') if not isinstance(checkpoint, dict) or key not in checkpoint]
+    if lacking:
+        raise LaunchError(f'SRC {src} must be a checkpoint of MMEngine; it lacks {" and ".join(lacking)}')
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    part = dst.with_suffix('.part')
+    try:
+        torch.save({key: checkpoint[key] for key in ('meta', 'state_dict')}, part)
+        final = dst.with_name(f'{dst.stem}-{hashlib.sha256(part.read_bytes()).hexdigest()[:8]}.pth')
+        if final.exists():
+            raise LaunchError(f'{final} is there already: nothing is overwritten')
+        part.rename(final)
+    finally:
+        part.unlink(missing_ok=True)
+    return final
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    return parse(make_parser(__doc__), argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    try:
+        path = publish(args.src, args.dst)
+    except (LaunchError, OSError) as error:
+        raise SystemExit(f'error: {error}') from None
+    print(f'{path}: {args.src.stat().st_size:,} -> {path.stat().st_size:,} bytes')
+
+
+if __name__ == '__main__':
+    main()
