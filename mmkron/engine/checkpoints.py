@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import os.path as osp
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,9 @@ from mmengine.utils import digit_version
 
 from mmkron.engine.errors import LaunchError
 
-# What MMEngine reads from a checkpoint to go on from. The optimizer may lack: CheckpointHook(save_optimizer=False).
+# What MMEngine reads from a checkpoint to go on from, and what may lack: CheckpointHook(save_optimizer=False).
 RESUMED = ('state_dict', 'message_hub', 'meta')
+OPTIONAL = {'optimizer': 'the optimizer', 'param_schedulers': 'the schedules'}
 _NO_PICKLE = ('Unsupported operand', 'String is too long', 'Ran out of input')
 
 
@@ -149,6 +150,16 @@ def check_load_from(cfg: Config, argument: str) -> Any:
     return None if path is None or '://' in path else read_whole(checkpoint_path(path, argument), argument)
 
 
+def check_work_dir(path: str) -> None:
+    """Makes the folder for logs and checkpoints; raises LaunchError if it cannot be written."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f'--work-dir {path!r} cannot be made: {error.strerror}') from error
+    if not os.access(path, os.W_OK):
+        raise LaunchError(f'--work-dir {path!r} cannot be written: it is read-only')
+
+
 def check_checkpoints(cfg: Config) -> None:
     """Finds the checkpoint to resume from, and reads each local file that a training starts from.
 
@@ -172,13 +183,20 @@ def check_checkpoints(cfg: Config) -> None:
             f'--resume {cfg.load_from}: it lacks {", ".join(lacking)}, so it is no checkpoint to go on from; to start '
             f'from its weights set load_from={cfg.load_from!r} in the config'
         )
-    if 'optimizer' not in content:
-        print(f'--resume {cfg.load_from}: it lacks the state of the optimizer, which starts anew', flush=True)
+    _say_what_starts_anew(cfg, cfg.load_from, content)
 
 
 def _lacking(content: Any) -> list[str]:
     present = content if isinstance(content, dict) else {}
     return [key for key in RESUMED if key not in present]
+
+
+def _say_what_starts_anew(cfg: Config, path: str, present: Iterable[str]) -> None:
+    """Says on stdout what a training by ``cfg`` misses in a checkpoint that holds ``present``."""
+    used = [key for key in OPTIONAL if key != 'param_schedulers' or cfg.get('param_scheduler')]
+    lacking = ' and '.join(OPTIONAL[key] for key in used if key not in present)
+    if lacking:
+        print(f'--resume {path}: it lacks the state of {lacking}, which starts anew', flush=True)
 
 
 # ------------------------------------------------------------------------------------------------------- resuming
@@ -200,6 +218,7 @@ def newest_checkpoint(cfg: Config) -> str | None:
     if named is not None and osp.isdir(named):  # shards, one file a process
         return named
     found: dict[str, int] = {}
+    parts: dict[str, list] = {}
     passed, seen = 0, named is None
     for path in paths:
         seen = seen or path == named
@@ -208,7 +227,7 @@ def newest_checkpoint(cfg: Config) -> str | None:
             lacking = _lacking(content)
             if lacking:
                 raise DamagedError(f'checkpoint {path} lacks {", ".join(lacking)}')
-            found[path] = content['meta'].get('iter', 0)
+            found[path], parts[path] = content['meta'].get('iter', 0), list(content)
         except DamagedError as error:
             print(f'--resume passes over {error}', flush=True)
             passed += 1
@@ -225,6 +244,7 @@ def newest_checkpoint(cfg: Config) -> str | None:
     # In the order of `paths`, the youngest first; `max` keeps the first of equals.
     best = max(found, key=found.__getitem__) if named in found else next(iter(found))
     print(f'--resume goes on from {best}', flush=True)
+    _say_what_starts_anew(cfg, best, parts[best])
     return best
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -187,7 +188,7 @@ _KNOWN = (
             'mmcv ceiling',
             'mmdet up to 3.3.0 and mmsegmentation up to 1.2.2 refuse mmcv from 2.2.0 on when they are imported',
             "install 'mmcv>=2.0.0,<2.2.0', compiled for this PyTorch; or move to the OneDL packages, in an environment "
-            "of their own: pip install 'mmkron[onedl]'",
+            'of their own, as docs/install.md says',
         ),
         _over_ceiling,
         r'MMCV==\S+ is used but incompatible',
@@ -234,8 +235,7 @@ _KNOWN = (
         Problem(
             'two stacks',
             'packages of OpenMMLab and of OneDL are installed together; they write the same modules over each other',
-            "make a new environment with one of them: pip install 'mmkron[openmmlab]' or 'mmkron[onedl]'. "
-            'Uninstalling one takes files of the other with it',
+            'make a new environment with one of them, as docs/install.md says; removing one takes files of the other',
         ),
         lambda report: len(_stacks(report)) > 1,
         _NEVER,
@@ -269,7 +269,7 @@ def compat_report() -> CompatReport:
         packages=packages,
         mmcv_ops=_import('mmcv.ops')[1],
         gpu=_gpu(),
-        helpers=frozenset(name for name in _HELPERS if find_spec(name)),
+        helpers=frozenset(name for name in _HELPERS if _is_there(name)),
     )
     return report._replace(problems=tuple(known.problem for known in _KNOWN if known.applies(report)))
 
@@ -282,14 +282,24 @@ def _import(name: str) -> tuple[object, str]:
         return None, f'{type(error).__name__}: {" ".join(str(error).split())}'
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # a module that was put in by hand has no spec
+        return module in sys.modules
+
+
 def _package(module: str) -> Package:
     found = []
     for name in _DISTRIBUTIONS[module]:
         try:
-            found.append((name, metadata.version(name)))
+            number = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    if not found and find_spec(module) is None:
+        except Exception:  # of several kinds: a removal that broke off leaves a folder without metadata
+            number = None
+        found.append((name, number or 'unknown'))
+    if not found and not _is_there(module):
         return Package()
     # Of a host the models are what needs the rest of the stack.
     imported, error = _import(f'{module}.models' if module in _HOSTS else module)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,15 +56,17 @@ class Deployed(nn.Module):
         self.kind = 'backbone' if part == 'backbone' else kind_of(model)
         self.model = model.backbone if part == 'backbone' else model
         preprocessor = getattr(model, 'data_preprocessor', None)
+        backbone = self.model if self.kind == 'backbone' else model.backbone
+        self.channels = next((part.in_channels for part in backbone.modules() if isinstance(part, nn.Conv2d)), 3)
         flips = ('to_rgb', 'channel_conversion', '_channel_conversion')
-        self.flip = not normalised and any(getattr(preprocessor, name, False) for name in flips)
+        self.flip = not normalised and self.channels == 3 and any(getattr(preprocessor, name, False) for name in flips)
         self.norm = not normalised and bool(getattr(preprocessor, '_enable_normalize', False))
         if self.norm:
             self.register_buffer('mean', preprocessor.mean.detach().clone().float())
             self.register_buffer('std', preprocessor.std.detach().clone().float())
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        if self.flip and x.dim() == 4 and x.shape[1] == 3:
+        if self.flip and x.dim() == 4:
             x = x.flip(1)
         if self.norm:
             x = (x - self.mean) / self.std
@@ -74,11 +77,12 @@ class Deployed(nn.Module):
 
     def describe_input(self) -> str:
         """What the input has to hold."""
+        turned = 'BGR (turned to RGB in the graph)'
         if not self.norm:
-            return 'values as the network takes them; nothing is normalised in the graph'
-        order = 'BGR' if self.flip else 'channels in the order of the data pipeline'
-        turned = ' (turned to RGB in the graph)' if self.flip else ''
-        return f'{order}{turned}, values from 0 to 255; the mean and the deviation are in the graph'
+            order = f'{turned}, ' if self.flip else 'channels and '
+            return f'{order}values as the network takes them; nothing is normalised in the graph'
+        order = turned if self.flip else 'channels in the order of the data pipeline'
+        return f'{order}, values from 0 to 255; the mean and the deviation are in the graph'
 
 
 def kind_of(model: nn.Module) -> str:
@@ -152,7 +156,8 @@ def run(args: Namespace) -> list[Difference]:
         content, names = FILES[args.format](model, args, examples, wanted, meta)
         found = []
         if args.check:
-            found = check(model, RUNTIMES[args.format](content), examples, args.tolerance)
+            runtime = refusing('the runtime', lambda: RUNTIMES[args.format](content))
+            found = check(model, runtime, examples, args.tolerance)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(content)
@@ -182,9 +187,7 @@ def check_args(args: Namespace) -> Path:
 
 def example(model: Deployed, args: Namespace, batch: int, more: Sequence[int] = (0, 0)) -> Tensor:
     """Random values of the input's range and shape, the map larger by ``more``."""
-    backbone = model.model if model.kind == 'backbone' else model.model.backbone
-    channels = next((part.in_channels for part in backbone.modules() if isinstance(part, nn.Conv2d)), 3)
-    shape = [batch, channels, *(side + extra for side, extra in zip(args.shape, more))]
+    shape = [batch, model.channels, *(side + extra for side, extra in zip(args.shape, more))]
     if args.frames is not None:
         shape.insert(1, args.frames)
     return random_input(model, shape, 0)
@@ -287,13 +290,28 @@ def dynamic_shapes(axes: dict[int, str]) -> tuple[dict[int, Any]] | None:
     return (dict.fromkeys(axes, torch.export.Dim.DYNAMIC),) if axes else None
 
 
-def refusing(what: str, export: Callable[[], Any]) -> Any:
-    """``export()`` without the exporter's warnings; its errors become one message."""
+@contextmanager
+def no_output() -> Iterator[None]:
+    """Nothing reaches standard output, not even from C++, where TorchScript's exporter prints the graph on an error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
     try:
-        # On an error TorchScript's exporter prints the graph.
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        with open(os.devnull, 'w') as nowhere, redirect_stdout(nowhere):
+            os.dup2(nowhere.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def refusing(what: str, work: Callable[[], Any]) -> Any:
+    """``work()``, which an exporter or a runtime does, without its warnings; its errors become one message."""
+    try:
+        with warnings.catch_warnings(), no_output():
             warnings.simplefilter('ignore')
-            return export()
+            return work()
+    except LaunchError:
+        raise
     except Exception as error:  # each exporter has its own kinds of errors, of no common class
         reason = ' '.join(str(error).split()) or type(error).__name__
         raise LaunchError(f'{what} refuses the model: {reason:.600}') from error

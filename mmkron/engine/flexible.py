@@ -23,8 +23,11 @@ class FlexibleRunner(MMEngineFlexibleRunner):
     """MMEngine's runner, whose config may hold ``compile``, and whose checkpoints are those of Runner.
 
     MMEngine 0.10 counts a step too many in a checkpoint that its hook writes again after the evaluation, so that
-    resuming would skip an epoch, and leaves DDP's prefix ``module.`` on the weights.
+    resuming would skip an epoch, and leaves DDP's prefix ``module.`` on the weights. It loads a checkpoint before an
+    EMAHook has made the averages that belong to it.
     """
+
+    _begun = False
 
     @classmethod
     def from_cfg(cls, cfg: Config) -> FlexibleRunner:
@@ -33,6 +36,11 @@ class FlexibleRunner(MMEngineFlexibleRunner):
         runner._compile = cfg.get('compile', False)
         return runner
 
+    def load_or_resume(self) -> None:
+        """As MMEngine's."""
+        self.call_hook('before_run')
+        super().load_or_resume()
+
     def save_checkpoint(self, *args: Any, meta: dict | None = None, **kwargs: Any) -> None:
         """As MMEngine's; ``meta`` has precedence over what the runner counts."""
         self._given_meta = dict(meta or {})
@@ -40,6 +48,10 @@ class FlexibleRunner(MMEngineFlexibleRunner):
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """As MMEngine's."""
+        if fn_name == 'before_run' and self._begun:
+            return
+        if fn_name in ('before_run', 'after_run'):
+            self._begun = fn_name == 'before_run'
         if fn_name == 'before_save_checkpoint':
             checkpoint = kwargs['checkpoint']
             checkpoint['meta'].update(self._given_meta)

@@ -27,6 +27,7 @@ from mmkron.engine.checkpoints import (
     check_checkpoints,
     check_load_from,
     check_pretrained,
+    check_work_dir,
     checkpoint_path,
     refusal,
     safe_loading,
@@ -82,6 +83,7 @@ def train(args: Namespace) -> Runner:
         )
     check_data(cfg, args.config, ('train', 'val'))
     check_checkpoints(cfg)
+    check_work_dir(cfg.work_dir)
     with environment(cfg, args):
         runner = build_runner(cfg)
         try:
@@ -109,6 +111,7 @@ def test(args: Namespace) -> dict:
     cfg = merge_test_args(load_config(args.config), args)
     check_data(cfg, args.config, ('test',))
     check_load_from(cfg, 'checkpoint')
+    check_work_dir(cfg.work_dir)
     with environment(cfg, args):
         runner = build_runner(cfg)
         with data_faults(runner):
@@ -308,7 +311,7 @@ def check_hosts(cfg: Config) -> None:
         try:
             import_module(f'{host}.models')
         except (ImportError, AssertionError) as error:  # they assert the versions that they work with
-            hint = remedy_of(error) or "pip install 'mmkron[openmmlab]' brings all three host libraries"
+            hint = remedy_of(error) or 'docs/install.md says how to install it'
             raise LaunchError(
                 f'this config needs {host}, which cannot be imported: {error}\n{hint} '
                 '(make test sets up a complete environment; python -m mmkron shows what this one has)'
@@ -389,6 +392,9 @@ def build_runner(cfg: Config) -> Runner:
     """The runner that ``cfg`` describes, of class ``cfg.runner_type`` if that is set.
 
     A single process has nobody to share with: a FlexibleRunner gets MMEngine's strategy for one device.
+
+    Raises:
+        LaunchError: FSDP is to go with an EMAHook.
     """
     if 'runner_type' not in cfg:
         return Runner.from_cfg(cfg)
@@ -400,6 +406,12 @@ def build_runner(cfg: Config) -> Runner:
     if cfg.get('launcher', 'none') == 'none' and type_name(strategy) in ('DDPStrategy', 'FSDPStrategy'):
         print(f'one process: runs without {strategy["type"]}', flush=True)
         cfg.strategy = None
+    hooks = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
+    if type_name(cfg.get('strategy') or {}) == 'FSDPStrategy' and 'EMAHook' in map(type_name, filter(None, hooks)):
+        raise LaunchError(
+            'EMAHook averages whole parameters, and FSDPStrategy leaves each process only a part of them: take '
+            'DDPStrategy, or leave out the hook'
+        )
     cfg.setdefault('env_cfg', ConfigDict())  # without it MMEngine's default is None, which it cannot unpack
     return FlexibleRunner.from_cfg(cfg)
 

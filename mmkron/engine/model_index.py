@@ -60,16 +60,21 @@ def list_configs(pattern: str = '*') -> list[str]:
     """The names that :func:`get_config` takes: models of the metafiles, their aliases, and file names without ``.py``.
 
     Args:
-        pattern: a wildcard pattern for the whole name, such as ``'*kanet*'``.
+        pattern: a wildcard pattern for the whole name, such as ``'*kanet*'``, in any case.
+
+    Raises:
+        TypeError: ``pattern`` is no string.
     """
+    if not isinstance(pattern, str):
+        raise TypeError(f'pattern must be a str, got {pattern!r}')
     return sorted(name for name in _config_paths() if fnmatch(name, pattern.lower()))
 
 
 def get_config(name: str) -> Config:
     """A shipped config by name, such as ``'kanet-kv_8xb64_in1k'``.
 
-    ``mmpretrain.get_model``, ``mmdet.apis.DetInferencer`` and ``mmseg.apis.MMSegInferencer`` take it as ``model``,
-    ``mmengine.runner.Runner.from_cfg`` takes it as it is. It is the caller's own to change.
+    ``mmpretrain.get_model``, ``mmdet.apis.DetInferencer`` and ``mmseg.apis.MMSegInferencer`` take it as ``model``. A
+    runner needs a ``work_dir`` besides, and what ``tools/train.py`` adds for MMPretrain. It is the caller's to change.
 
     Args:
         name: one of :func:`list_configs`, in any case.
@@ -108,7 +113,7 @@ def register_models() -> list[str]:
     except (ImportError, AssertionError) as error:  # it asserts the versions that it works with
         from mmkron.engine.compat import remedy_of
 
-        remedy = remedy_of(error) or "pip install 'mmkron[openmmlab]' brings it"
+        remedy = remedy_of(error) or 'docs/install.md says how to install it'
         raise ImportError(f'register_models() needs mmpretrain, which cannot be imported: {error}\n{remedy}') from error
     collections, models = load_metafiles()
     models = [

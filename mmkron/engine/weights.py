@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -112,13 +113,39 @@ def write(
     """Reads SRC, writes DST with what ``convert`` returns (state dict and meta), and lists what had no counterpart."""
     try:
         weights, meta = convert(read_weights(args.src, allowed), args)
-        args.dst.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(dict(state_dict=weights, meta=meta), args.dst)
+        save_new(dump(dict(state_dict=weights, meta=meta)), args.dst)
     except (LaunchError, OSError) as error:
         raise SystemExit(f'error: {error}') from None
     print(f'{"checkpoint":<10} {args.dst}, {len(weights)} entries')
     report('unused', 'of SRC, which the network has no place for', meta['unused'])
     report('missing', 'of the network, which SRC does not give', meta['missing'])
+
+
+def dump(content: Any) -> bytes:
+    """What ``torch.save`` writes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def save_new(content: bytes, path: Path) -> None:
+    """Writes a file that was not there; an error leaves none behind.
+
+    Raises:
+        LaunchError: the file is there.
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = path.open('xb')
+    except FileExistsError:
+        raise LaunchError(f'{path} is there already: nothing is overwritten') from None
+    try:
+        with file:
+            file.write(content)
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def report(title: str, what: str, names: Iterable[str]) -> None:

@@ -123,7 +123,7 @@ def test_fsdp_step(results):
             assert (found['units'] == found['blocks']) == ('v1.5' not in name), name
 
 
-@pytest.mark.parametrize(('task', 'lr'), [('segmentor', None), ('detector', None), ('spiking', 0.005 * 2 * 16 / 64)])
+@pytest.mark.parametrize(('task', 'lr'), [('segmentor', None), ('detector', None), ('spiking', 0.003 * 2 * 16 / 32)])
 def test_run(results, out, task, lr):
     """Two iterations, after which both processes have the same weights, other than the initial ones."""
     first, second = result(results, task)

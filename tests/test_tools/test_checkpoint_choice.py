@@ -118,6 +118,35 @@ def test_given_path_that_does_not_serve(folder, tmp_path):
     assert (cfg.load_from, cfg.resume) == (without, True)
 
 
+def test_what_starts_anew_is_said(folder, capsys):
+    def said(path=None, **options):
+        cfg = Config(dict(folder.cfg.to_dict(), load_from=path, **options))
+        checkpoints.check_checkpoints(cfg)
+        return [line for line in capsys.readouterr().out.splitlines() if 'lacks' in line]
+
+    whole = folder.add('epoch_1.pth', 4, age=9, param_schedulers=[])
+    assert said(param_scheduler=[dict(type='StepLR')]) == said(whole) == []
+    path = folder.add('epoch_2.pth', 8, age=5)
+    content = checkpoints.read_whole(path, '')
+    content.pop('optimizer')
+    torch.save(content, path)
+    for found in (said(path), said()):
+        assert found == [f'--resume {path}: it lacks the state of the optimizer, which starts anew']
+    text = f'--resume {path}: it lacks the state of the optimizer and the schedules, which starts anew'
+    assert said(param_scheduler=[dict(type='StepLR')]) == [text]
+
+
+def test_work_dir_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / 'file').touch()
+    with pytest.raises(LaunchError, match=r"--work-dir '.*file/work' cannot be made: Not a directory"):
+        checkpoints.check_work_dir(str(tmp_path / 'file/work'))
+    checkpoints.check_work_dir(str(tmp_path / 'new/work'))
+    assert (tmp_path / 'new/work').is_dir()
+    monkeypatch.setattr(os, 'access', lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(LaunchError, match=r"--work-dir '.*new/work' cannot be written: it is read-only"):
+        checkpoints.check_work_dir(str(tmp_path / 'new/work'))
+
+
 def test_pretrained_weights_that_are_missing(folder):
     def check(path):
         init = dict(type='Pretrained', checkpoint=path)

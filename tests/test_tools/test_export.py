@@ -159,6 +159,28 @@ def test_normalised_input(tmp_path):
     TOOL.main([str(path), str(weights), '--shape', '64', '64', '--normalised', '--out', str(out)])
     x = torch.randn(1, 3, 64, 64)
     np.testing.assert_allclose(run_onnx(out, x), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    meta = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
+    assert meta['input'] == 'channels and values as the network takes them; nothing is normalised in the graph'
+
+
+@pytest.mark.parametrize(
+    ('preprocessor', 'channels', 'text'),
+    [
+        (dict(to_rgb=True), 3, 'BGR (turned to RGB in the graph), values as the network takes them; nothing is'),
+        (dict(to_rgb=True, mean=[9.0], std=[2.0]), 1, 'channels in the order of the data pipeline, values from 0 to'),
+    ],
+)
+def test_what_the_graph_does_is_said(preprocessor, channels, text):
+    """Order and normalisation are the host's, each with and without the other."""
+    cfg = dict(CLASSIFIER['model'], data_preprocessor=preprocessor)
+    cfg['backbone'] = dict(cfg['backbone'], in_channels=channels)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = MODELS.build(cfg).eval()
+    deployed, x = export.Deployed(model), images(2, channels, 32, 32)
+    with torch.no_grad():
+        expected = model(model.data_preprocessor(dict(inputs=x))['inputs'])
+        torch.testing.assert_close(deployed(x.float())[0], expected)
+    assert deployed.describe_input().startswith(text)
 
 
 def test_torch_export(tmp_path):
@@ -189,7 +211,7 @@ def test_segmentor(cfg, dynamic, shape, tmp_path):
         np.testing.assert_allclose(run_onnx(out, x), expected.numpy(), atol=1e-3)
 
 
-def test_upernet(tmp_path, capsys):
+def test_upernet(tmp_path, capfd):
     """At sizes that the head's pooling divides; else TorchScript's exporter refuses, and nothing is written."""
     path, weights, model = set_up(UPERNET, tmp_path)
     out = tmp_path / 'model.onnx'
@@ -200,7 +222,7 @@ def test_upernet(tmp_path, capsys):
     with pytest.raises(SystemExit, match='error: the torchscript exporter refuses the model: .*adaptive_avg_pool2d'):
         TOOL.main([str(path), str(weights), '--shape', '64', '96', '--out', str(other)])
     assert not other.exists()
-    assert len(capsys.readouterr().out) < 2000  # and not the graph
+    assert len(capfd.readouterr().out) < 2000  # and not the graph, which C++ would print
 
 
 def test_fixed_sizes_are_found(tmp_path):
@@ -302,6 +324,7 @@ def test_check_of_spikes(capsys):
         (['--out', 'a.onnx', '--tolerance', '0'], '--tolerance must be above 0, got 0.0'),
         (['--out', 'a.onnx', '--shape', '0', '8'], r'--shape must be two numbers of at least 1, got \[0, 8\]'),
         (['--out', 'a.onnx', '--frames', '2'], r'the model takes no input \(1, 2, 3, 32, 32\): x must be a map'),
+        (['--out', 'a.onnx', '--opset', '5', '--normalised'], 'the runtime refuses the model: .*INVALID_GRAPH'),
         (['lost.pth', '--out', 'a.onnx'], "checkpoint is not a file: 'lost.pth'"),
     ],
 )

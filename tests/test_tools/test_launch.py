@@ -56,7 +56,7 @@ def test_hosts_missing(monkeypatch):
     monkeypatch.setattr(launch, 'import_module', no_module)
     cfg = Config(dict(default_scope='mmseg', model=dict(backbone=dict(type='mmdet.ResNet'), neck=[dict(type='FPN')])))
     imported, reason = [], "No module named 'mmdet'"
-    with pytest.raises(LaunchError, match=r"needs mmdet, .*No module named 'mmdet'\n.*mmkron\[openmmlab\].*make test"):
+    with pytest.raises(LaunchError, match=r"needs mmdet, .*No module named 'mmdet'\n.*docs/install\.md .*make test"):
         launch.check_hosts(cfg)
     reason = "No module named 'mmcv._ext'"
     with pytest.raises(LaunchError, match='mmcv-lite has no compiled operators'):
@@ -322,6 +322,19 @@ def test_runner_type(monkeypatch):
 
     monkeypatch.setitem(RUNNERS.module_dict, 'OtherRunner', OtherRunner)
     assert launch.build_runner(Config(dict(runner_type='OtherRunner', x=1)))[0] is OtherRunner
+
+
+@pytest.mark.parametrize(
+    'hooks',
+    [
+        dict(custom_hooks=[dict(type='mmpretrain.EMAHook')]),
+        dict(default_hooks=dict(timer=None, ema=dict(type='EMAHook'))),
+    ],
+)
+def test_averages_of_sharded_weights(hooks):
+    cfg = dict(runner_type='FlexibleRunner', launcher='pytorch', strategy=dict(type='mmkron.FSDPStrategy'))
+    with pytest.raises(LaunchError, match='EMAHook averages whole parameters, and FSDPStrategy leaves each'):
+        launch.build_runner(Config(dict(cfg, **hooks)))
 
 
 def test_flexible_runner(trained, tiny_config, train_args, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
 
 from mmkron.engine import launch
@@ -94,6 +95,15 @@ def test_configs(name, tmp_path, monkeypatch, train_args):
     values = runner.message_hub.log_scalars[f'val/{metric}'].data[0]
     assert len(values) == 1
     assert np.isfinite(values).all()
+
+
+def test_learning_rate_falls(tmp_path):
+    """Within the epochs of the config, which are fewer than the base's."""
+    path = tmp_path / 'kanet_flowers.py'
+    path.write_text(CONFIGS['kanet_flowers'].replace("'../", f"'{ROOT}/configs/"))
+    cfg = Config.fromfile(path)
+    assert cfg.param_scheduler.type == 'MultiStepLR'
+    assert max(cfg.param_scheduler.milestones) < cfg.train_cfg.max_epochs == 30
 
 
 def test_every_config_is_tried():

@@ -2,25 +2,23 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import socket
 import uuid
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.dataset import DefaultSampler, InfiniteSampler
-from mmengine.dataset.utils import pseudo_collate
+from mmengine.evaluator import Evaluator
 from mmengine.fileio.backends import LocalBackend
-from mmengine.hooks import Hook
+from mmengine.hooks import EMAHook, Hook
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
-from torch.utils.data import BatchSampler, DataLoader
 
 from mmkron.engine import checkpoints, launch
-from mmkron.engine.hooks import ResumeHook
-from mmkron.engine.hooks.batches import AdvancedIterator, RestOfBatches, SeededBatches, WorkerStart, fresh_batches
+from mmkron.engine.hooks import CheckpointHook, ResumeHook
+from mmkron.engine.hooks.resume import _step_is_complete
 
 from .conftest import ROOT
 
@@ -197,6 +195,33 @@ def test_signal_during_validation(train, straight, tmp_path):
     assert_equal(train('parts', '', '--resume'), straight())
 
 
+def with_averages(runner):
+    hook = next(hook for hook in runner.hooks if isinstance(hook, EMAHook))
+    return {**state(runner), **{f'ema {key}': value for key, value in hook.ema_model.state_dict().items()}}
+
+
+def test_averaged_weights(train, tmp_path):
+    """With EMAHook in both runners, whose FlexibleRunner loads before it calls ``before_run``."""
+    options = "custom_hooks = [dict(type='EMAHook', momentum=0.3)]\n"
+    expected = with_averages(train('straight', options))
+    for work, runner in (('parts', ''), ('flexible', "runner_type = 'FlexibleRunner'\n")):
+        with pytest.raises(SystemExit):
+            train(work, runner + options + "custom_hooks += [dict(type='SignalHook', after=6)]")
+        torch.testing.assert_close(with_averages(train(work, runner + options, '--resume')), expected, rtol=0, atol=0)
+
+
+def test_killed_during_validation_of_averaged_weights(train, tmp_path, monkeypatch):
+    """The model holds the averages then, so nothing is written."""
+    options = "custom_hooks = [dict(type='EMAHook', momentum=0.3)]\n"
+    stop = "custom_hooks += [dict(type='SignalHook', after=5, stage='before_val_iter')]"
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, 'evaluate', lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train('parts', options + stop)
+    resumed, whole = train('parts', options, '--resume'), train('straight', options)
+    torch.testing.assert_close(with_averages(resumed), with_averages(whole), rtol=0, atol=0)
+
+
 def test_signal_within_a_step_of_several_iterations(train, straight, tmp_path):
     options = 'optim_wrapper = dict(accumulative_counts=3)\n'
     with pytest.raises(SystemExit):
@@ -240,33 +265,28 @@ def test_one_of_two_processes_gets_the_signal(train, tmp_path):
 
 
 def test_hook_arguments():
-    for wrong in ('SIGTERM', ['SIGNONE'], [15]):
+    for wrong in ('SIGTERM', ['SIGNONE'], [15], None, ['SIGKILL']):
         with pytest.raises(ValueError, match="signals must be a sequence of names such as 'SIGTERM', got "):
             ResumeHook(signals=wrong)
     assert ResumeHook(signals=['SIGUSR1', 'SIGTERM']).signals == (signal.SIGUSR1, signal.SIGTERM)
 
 
-class Sleepy(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
+def test_handler_that_python_has_not_set(monkeypatch):
+    """As of a program that embeds Python; ``signal.signal`` returns None for it."""
+    hook = ResumeHook()
+    hook._handlers = {signal.SIGTERM: None}
+    hook.restore_handlers()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
-    def __getitem__(self, index):
-        return os.getpid()
 
-
-def test_workers_outlive_the_signal_and_end_with_their_loader():
-    loader = DataLoader(Sleepy(), num_workers=2, worker_init_fn=WorkerStart(None, (signal.SIGTERM,)))
-    batches = iter(loader)
-    pids = {int(next(batches)) for _ in range(2)}
-    assert len(pids) == 2
-    # From another process, as Slurm does: the parent's own signal would end them.
-    assert apart(lambda: [os.kill(pid, signal.SIGTERM) for pid in pids]) == 0
-    assert len([int(batch) for batch in batches]) == 2
-    workers = batches._workers
-    for worker in workers:
-        worker.terminate()
-        worker.join(20)
-    assert [worker.exitcode for worker in workers] == [0, 0]
+def test_step_of_several_optimizers():
+    weight = torch.nn.Parameter(torch.ones(()))
+    wrappers = [OptimWrapper(torch.optim.SGD([weight], 0.1), accumulative_counts=count) for count in (1, 2)]
+    runner = SimpleNamespace(optim_wrapper=OptimWrapperDict(a=wrappers[0], b=wrappers[1]))
+    for complete in (True, False, True):
+        assert _step_is_complete(runner) is complete
+        for wrapper in wrappers:
+            wrapper.update_params(weight.square())
 
 
 # -------------------------------------------------------------------------------------------------------------- kills
@@ -325,66 +345,25 @@ def test_regular_hook_keeps_the_best(train, tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / 'work').glob('*.pth')) == [best[2], 'epoch_3.pth']
 
 
-# -------------------------------------------------------------------------------------------------------------- parts
+def test_the_best_of_another_folder_stays(train, tmp_path, monkeypatch):
+    """MMEngine removes the file that the checkpoint names; and a folder that was moved has its best at another path."""
+    scores = iter([0.5, 0.6, 0.7])
+    monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: {'accuracy/top1': next(scores)})
+    train('first', 'train_cfg = dict(max_epochs=1)')
+    train('second', 'train_cfg = dict(max_epochs=2)', '--resume', tmp_path / 'first/epoch_1.pth')
+    os.rename(tmp_path / 'second', tmp_path / 'third')
+    train('third', '', '--resume')
+    best = {work: [path.name[-11:] for path in (tmp_path / work).glob('best*')] for work in ('first', 'third')}
+    assert best == {'first': ['epoch_1.pth'], 'third': ['epoch_3.pth']}
 
 
-def test_infinite_sampler_is_skipped_as_if_read():
-    def loader():
-        data = range(10)
-        return DataLoader(data, batch_size=4, sampler=InfiniteSampler(data, seed=3), collate_fn=pseudo_collate)
-
-    cfg = dict(sampler=dict(type='InfiniteSampler', shuffle=True), batch_size=4)
-    straight = iter(loader().batch_sampler)
-    expected = [next(straight) for _ in range(9)]
-    used = loader()
-    next(iter(used))  # what the loop has read before any hook runs
-    batches, infinite = fresh_batches(used, cfg)
-    assert infinite
-    assert [batch for batch, _ in zip(RestOfBatches(batches, 6), range(3))] == expected[6:]
-    finite = DataLoader(range(10), batch_size=4, sampler=DefaultSampler(range(10), seed=3))
-    batches, infinite = fresh_batches(finite, cfg)
-    assert batches is finite.batch_sampler
-    assert not infinite
-    assert len(RestOfBatches(batches, 1)) == 2
-    assert RestOfBatches(batches, 1).sampler is finite.sampler
-
-
-def test_advanced_iterator_on_both_stacks():
-    assert [next(it) for it in [AdvancedIterator(iter('abc'), 2)] for _ in range(4)] == [None, None, 'a', 'b']
-    newer = AdvancedIterator(iter('abc'), 2)
-    newer.skip_iter(2)
-    assert next(newer) == 'a'
-
-
-class Draws(torch.utils.data.Dataset):
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return [random.random(), np.random.rand(), torch.rand(()).item()]
-
-
-@pytest.mark.parametrize('persistent', [True, False])
-def test_workers_draw_by_iteration(persistent):
-    """Whatever their number and age; 5 batches an epoch."""
-
-    def epochs(workers, first=0, skip=0):
-        batches = RestOfBatches(BatchSampler(range(10), 2, False), skip)
-        seeds = SeededBatches(list, WorkerStart(None, ()), 7, 0, first, 5 - skip)
-        loader = DataLoader(
-            Draws(),
-            batch_sampler=batches,
-            num_workers=workers,
-            collate_fn=seeds,
-            worker_init_fn=seeds.start,
-            persistent_workers=persistent,
-        )
-        drawn = list(loader)
-        seeds.first = first + 5 - skip
-        return drawn, list(loader)
-
-    first, second = epochs(2)
-    assert epochs(3) == (first, second)
-    assert epochs(2, first=3, skip=3)[0] == first[3:]
-    assert epochs(1, first=5)[0] == second
-    assert len({str(sample) for batch in first + second for sample in batch}) == 20
+def test_interrupted_stays_until_a_regular_one_is_there(tmp_path):
+    """A validation without a new best writes none."""
+    hub, log = SimpleNamespace(runtime_info={'best_score': 1}, get_info=lambda key: 1), SimpleNamespace(info=str)
+    runner = SimpleNamespace(work_dir=str(tmp_path), message_hub=hub, logger=log, epoch=2, iter=8)
+    hook = CheckpointHook(save_best='top', rule='greater')
+    hook.before_train(runner)
+    hook.last_ckpt = str(tmp_path / 'epoch_1.pth')
+    (tmp_path / 'interrupted_iter_8.pth').touch()
+    hook.after_val_epoch(runner, dict(top=0))
+    assert os.listdir(tmp_path) == ['interrupted_iter_8.pth']

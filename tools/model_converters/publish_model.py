@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 
 from mmkron.engine.launch import LaunchError
-from mmkron.engine.weights import make_parser, parse, read_checkpoint
+from mmkron.engine.weights import dump, make_parser, parse, read_checkpoint, save_new
 
 
 def publish(src: Path, dst: Path) -> Path:
@@ -29,22 +30,25 @@ def publish(src: Path, dst: Path) -> Path:
 
     Raises:
         LaunchError: ``src`` is no such checkpoint, or the file to write is there.
+        OSError: the file cannot be written.
     """
     checkpoint = read_checkpoint(src)
     lacking = [key for key in ('state_dict', 'meta') if not isinstance(checkpoint, dict) or key not in checkpoint]
     if lacking:
         raise LaunchError(f'SRC {src} must be a checkpoint of MMEngine; it lacks {" and ".join(lacking)}')
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    part = dst.with_suffix('.part')
-    try:
-        torch.save({key: checkpoint[key] for key in ('meta', 'state_dict')}, part)
-        final = dst.with_name(f'{dst.stem}-{hashlib.sha256(part.read_bytes()).hexdigest()[:8]}.pth')
-        if final.exists():
-            raise LaunchError(f'{final} is there already: nothing is overwritten')
-        part.rename(final)
-    finally:
-        part.unlink(missing_ok=True)
+    content = dump(dict(meta=plain(checkpoint['meta']), state_dict=checkpoint['state_dict']))
+    final = dst.with_name(f'{dst.stem}-{hashlib.sha256(content).hexdigest()[:8]}.pth')
+    save_new(content, final)
     return final
+
+
+def plain(value: Any) -> Any:
+    """NumPy's arrays and scalars, such as a dataset's palette, as lists and numbers, which need no permission."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value))
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

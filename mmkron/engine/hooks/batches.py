@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -29,7 +30,7 @@ def seed_all(base: int, iteration: int, rank: int, stream: int) -> None:
 
 def sampler_of(loader: DataLoader) -> Any:
     """The sampler of single samples, also below a sampler of batches."""
-    return getattr(loader.batch_sampler, 'sampler', loader.sampler)
+    return getattr(getattr(loader, 'batch_sampler', None), 'sampler', getattr(loader, 'sampler', None))
 
 
 class WorkerStart:
@@ -48,7 +49,8 @@ class WorkerStart:
             self.init(worker_id)
         if self.signals and hasattr(signal, 'sigwaitinfo'):  # which macOS lacks
             signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-            threading.Thread(target=_end_with_parent, args=(self.signals, os.getppid()), daemon=True).start()
+            parent = multiprocessing.parent_process().pid  # os.getppid() may be that of a fork server
+            threading.Thread(target=_end_with_parent, args=(self.signals, parent), daemon=True).start()
 
 
 def _end_with_parent(signals: tuple, parent: int) -> None:
@@ -142,18 +144,20 @@ def fresh_batches(loader: DataLoader, cfg: dict | None) -> tuple[Any, bool]:
     """The loader's sampler of batches, from its first batch on, and whether it never ends.
 
     Args:
-        loader: Of an iteration-based loop, whose iterator has drawn from an infinite sampler already, which keeps its
-            place. Such a sampler is built again.
+        loader: Of an iteration-based loop, whose iterator has drawn already. An infinite sampler keeps its place, and
+            samplers of batches keep what waits for a batch, so they are built again.
         cfg: The loader's config; None for what has none.
     """
-    sampler = sampler_of(loader)
-    if not isinstance(sampler, InfiniteSampler) or not isinstance(cfg, dict):
-        return loader.batch_sampler, False
-    sampler = DATA_SAMPLERS.build(dict(cfg['sampler']), default_args=dict(dataset=loader.dataset, seed=sampler.seed))
-    if cfg.get('batch_sampler') is None:
-        return BatchSampler(sampler, loader.batch_size, loader.drop_last), True
-    default = dict(sampler=sampler, batch_size=cfg['batch_size'])
-    return DATA_SAMPLERS.build(dict(cfg['batch_sampler']), default_args=default), True
+    sampler, cfg = sampler_of(loader), cfg if isinstance(cfg, dict) else {}
+    infinite = isinstance(sampler, InfiniteSampler) and isinstance(cfg.get('sampler'), dict)
+    if infinite:
+        default = dict(dataset=loader.dataset, seed=sampler.seed)
+        sampler = DATA_SAMPLERS.build(dict(cfg['sampler']), default_args=default)
+    if isinstance(cfg.get('batch_sampler'), dict):
+        default = dict(sampler=sampler, batch_size=cfg['batch_size'])
+        return DATA_SAMPLERS.build(dict(cfg['batch_sampler']), default_args=default), infinite
+    batches = BatchSampler(sampler, loader.batch_size, loader.drop_last) if infinite else loader.batch_sampler
+    return batches, infinite
 
 
 def with_batches(loader: DataLoader, batches: Any, persistent: bool) -> DataLoader:

@@ -24,9 +24,10 @@ class CheckpointHook(MMEngineCheckpointHook):
     """MMEngine's hook, except that a kill or a full disk costs no checkpoint that is already there.
 
     A checkpoint is written as ``NAME.partial`` and gets its name when it is complete. What it replaces, by
-    ``max_keep_ckpts`` or as the best, is removed after that, so the disk needs room for one checkpoint more. The
-    ``interrupted_iter_*.pth`` of :class:`ResumeHook` goes with the next regular checkpoint. All of this holds for
-    local folders; object stores write whole files anyway. Arguments: those of MMEngine's hook.
+    ``max_keep_ckpts`` or as the best, is removed after that, so the disk needs room for one checkpoint more. Nothing is
+    removed from another folder, as that of the training from which this one goes on. The ``interrupted_iter_*.pth`` of
+    :class:`ResumeHook` goes with the next regular checkpoint. All of this holds for local folders; object stores write
+    whole files anyway. Arguments: those of MMEngine's hook.
 
     Raises:
         LaunchError: A checkpoint cannot be written; the message has the file and the reason.
@@ -36,15 +37,28 @@ class CheckpointHook(MMEngineCheckpointHook):
         super().before_train(runner)
         if type(self.file_backend) is not LocalBackend:
             return
-        self.file_backend = _LateRemoval()
+        self.file_backend = _LateRemoval(self.out_dir)
+        if getattr(self, 'best_ckpt_path', None):
+            self.best_ckpt_path = self._here(self.best_ckpt_path)
+        best = getattr(self, 'best_ckpt_path_dict', {})
+        best.update({key: self._here(path) for key, path in best.items() if path})
         if is_main_process() and osp.isdir(self.out_dir):
             for name in os.listdir(self.out_dir):
                 if name.endswith(PARTIAL):
                     _remove(osp.join(self.out_dir, name))
 
+    def _here(self, path: str) -> str:
+        """Where a file lies now whose folder has moved."""
+        moved = osp.join(self.out_dir, osp.basename(path))
+        return moved if osp.exists(moved) else path
+
     def _save_checkpoint_with_step(self, runner: Any, step: int, meta: dict) -> None:
         super()._save_checkpoint_with_step(self._whole(runner), step, meta)
         self._tidy()
+        if is_main_process() and isinstance(self.file_backend, _LateRemoval):
+            for name in os.listdir(self.out_dir):
+                if re.fullmatch(INTERRUPTED.format(r'\d+'), name):
+                    _remove(osp.join(self.out_dir, name))
 
     def _save_best_checkpoint(self, runner: Any, metrics: dict) -> None:
         super()._save_best_checkpoint(self._whole(runner), metrics)
@@ -59,21 +73,19 @@ class CheckpointHook(MMEngineCheckpointHook):
             return
         best = (getattr(self, 'best_ckpt_path', None), *getattr(self, 'best_ckpt_path_dict', {}).values())
         self.file_backend.remove_now(keep=(self.last_ckpt, *best))
-        if is_main_process() and self.last_ckpt is not None:
-            for name in os.listdir(self.out_dir):
-                if re.fullmatch(INTERRUPTED.format(r'\d+'), name):
-                    _remove(osp.join(self.out_dir, name))
 
 
 class _LateRemoval(LocalBackend):
-    """Keeps what is to be removed until what replaces it is there."""
+    """Keeps what is to be removed until what replaces it is there, and for good what is in another folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         super().__init__()
+        self._folder = osp.realpath(folder)
         self._paths: list[str] = []
 
     def remove(self, filepath: str) -> None:
-        self._paths.append(str(filepath))
+        if osp.realpath(osp.dirname(filepath)) == self._folder:
+            self._paths.append(str(filepath))
 
     rmtree = remove
 

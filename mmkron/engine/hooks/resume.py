@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from mmengine.dist import barrier, get_comm_device, get_rank, get_world_size, is_main_process
 from mmengine.fileio.backends import LocalBackend
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import CheckpointHook, EMAHook, Hook
 from mmengine.runner import IterBasedTrainLoop
 from torch.utils.data import DataLoader
 
@@ -42,8 +42,9 @@ class ResumeHook(Hook):
     On one of ``signals`` the iteration that runs, and with gradient accumulation the step that it is part of, is
     completed in all processes, ``interrupted_iter_N.pth`` is written, and the program ends with exit code 128 + number
     of the signal, 143 for SIGTERM. It is enough that one process gets the signal. A validation that runs is completed
-    first; should there be no time for that, the checkpoint is there already. ``--resume`` goes on at iteration N, in
-    the middle of an epoch too. MMEngine without this hook would start that epoch again with N as its first iteration.
+    first; should there be no time for that, the checkpoint is there already, except with an ``EMAHook``, which has its
+    averages in the place of the weights then. ``--resume`` goes on at iteration N, in the middle of an epoch too.
+    MMEngine without this hook would start that epoch again with N as its first iteration.
 
     A training with this hook that is resumed has, with the same number of processes and workers and the same batch
     size, the parameters of one that was never stopped, bit by bit where the operators are deterministic. MMEngine
@@ -67,8 +68,8 @@ class ResumeHook(Hook):
     priority = 'LOWEST'  # after the schedules have stepped and the regular checkpoint is written
 
     def __init__(self, signals: Sequence[str] = ('SIGTERM',), seed_iterations: bool = True) -> None:
-        names = [number.name for number in signal.Signals]
-        if isinstance(signals, str) or any(name not in names for name in signals):
+        names = {number.name for number in signal.Signals} - {'SIGKILL', 'SIGSTOP'}  # which nobody can handle
+        if not isinstance(signals, (list, tuple)) or any(name not in names for name in signals):
             raise ValueError(f"signals must be a sequence of names such as 'SIGTERM', got {signals!r}")
         self.signals = tuple(signal.Signals[name] for name in signals)
         self.seed_iterations = seed_iterations
@@ -122,7 +123,8 @@ class ResumeHook(Hook):
     def restore_handlers(self) -> None:
         """Signals do again what they did before the training."""
         while self._handlers:
-            signal.signal(*self._handlers.popitem())
+            number, handler = self._handlers.popitem()
+            signal.signal(number, handler or signal.SIG_DFL)  # None is one that Python has not set
 
     def _agree(self, at_once: bool = False) -> int:
         """The number of a signal that any of the processes has got, 0 for none; the same in all of them.
@@ -152,8 +154,8 @@ class ResumeHook(Hook):
             self._state = {}  # of load_from
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._receive) for number in self.signals}
-        if runner.val_loop is not None and isinstance(runner.val_loop.dataloader, DataLoader):
-            loader = runner.val_loop.dataloader
+        loader = getattr(runner.val_loop, 'dataloader', None)
+        if isinstance(loader, DataLoader):
             loader.worker_init_fn = WorkerStart(loader.worker_init_fn, self.signals)
         loop = runner.train_loop
         if not isinstance(loop.dataloader, DataLoader):
@@ -232,7 +234,8 @@ class ResumeHook(Hook):
     def after_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         # The state does not change during validation, and one process alone can write it, unless it is in shards.
         alone = is_main_process() and (get_world_size() == 1 or not hasattr(runner, 'strategy'))
-        if self._training and self._received and not self._saved and alone and _step_is_complete(runner):
+        due = self._training and self._received and not self._saved and alone and _step_is_complete(runner)
+        if due and not any(isinstance(hook, EMAHook) for hook in runner.hooks):
             self._save(runner, runner.iter)
 
     def after_val_epoch(self, runner: Any, metrics: dict | None = None) -> None:
@@ -256,4 +259,5 @@ class ResumeHook(Hook):
 
 def _step_is_complete(runner: Any) -> bool:
     """Whether no gradient waits for the iterations that accumulate with it; no checkpoint holds gradients."""
-    return getattr(runner.optim_wrapper, 'should_update', lambda: True)()
+    wrappers = getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})  # of an OptimWrapperDict
+    return all(getattr(wrapper, 'should_update', lambda: True)() for wrapper in wrappers.values())
