@@ -11,7 +11,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
-from mmengine.registry import TRANSFORMS
+from mmengine.registry import TRANSFORMS, DefaultScope
 from PIL import Image
 
 from mmkron.engine import checkpoints, launch
@@ -151,7 +151,7 @@ def test_datasets_of_each_host(host, tmp_path):
     from importlib import import_module
     from types import SimpleNamespace
 
-    datasets, registry = import_module(f'{host}.datasets'), import_module(f'{host}.registry').DATASETS
+    datasets = import_module(f'{host}.datasets')
     for name in ('a', 'b'):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / f'{name}.png')
     (tmp_path / 'maps').mkdir()
@@ -173,7 +173,8 @@ def test_datasets_of_each_host(host, tmp_path):
         base = {'mmpretrain': 'BaseDataset', 'mmdet': 'BaseDetDataset'}[host]
         content = dict(metainfo={}, data_list=[dict(img_path=str(tmp_path / f'{n}.png'), instances=[]) for n in 'ab'])
         (tmp_path / 'list.json').write_text(str(content).replace("'", '"'))
-        data = registry.build(dict(type=base, ann_file=str(tmp_path / 'list.json'), data_root='', pipeline=[load]))
+        with DefaultScope.overwrite_default_scope(host):
+            data = getattr(datasets, base)(ann_file=str(tmp_path / 'list.json'), data_root='', pipeline=[load])
         order = ['a', 'b']
     wrapped = RepeatDataset(data, times=2)
     both = ConcatDataset([data, data])
