@@ -1,5 +1,7 @@
 """What several test modules share."""
 
+import random
+import socket
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,3 +16,19 @@ KANET_COUNTS = {
     'kanet-wo-kao': (3_457_088, 290_538_368),
     'mobilenet-v2': (3_469_760, 300_774_272),
 }
+
+
+def free_ports(count: int) -> list[str]:
+    """Ports for process groups, below those that the system hands out itself, as to the connections of gloo: what is
+    free now could be theirs when it is wanted."""
+    found: list[str] = []
+    for port in random.SystemRandom().sample(range(20000, 32768), 1000):
+        with socket.socket() as free:
+            try:
+                free.bind(('127.0.0.1', port))
+            except OSError:
+                continue
+        found.append(str(port))
+        if len(found) == count:
+            break
+    return found

@@ -4,7 +4,6 @@ What a user types, ``tools/dist_train.sh``, is in ``test_tools/test_cli.py``; he
 """
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ import torch
 from mmengine.config import Config
 from test_tools.conftest import load_tool
 
-from conftest import ROOT
+from conftest import ROOT, free_ports
 from mmkron.engine import launch
 
 HERE = ROOT / 'tests' / 'test_distributed'
@@ -25,16 +24,6 @@ try:
     TASKS += ['segmentor', 'detector']
 except ImportError:
     pass
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(('127.0.0.1', 0))
-    ports = [str(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def write_configs(out):
@@ -71,14 +60,19 @@ def out(tmp_path_factory):
         subprocess.Popen(command, env={**env, 'RANK': str(r), 'LOCAL_RANK': str(r)}, stdout=log, stderr=log)
         for r, log in enumerate(logs)
     ]
+    codes = []
     try:
-        for rank, process in enumerate(processes):
-            assert process.wait(timeout=300) == 0, (folder / f'log-{rank}.txt').read_text()[-3000:]
+        for process in processes:
+            codes.append(process.wait(timeout=900))  # a minute where nobody else is busy
+    except subprocess.TimeoutExpired:
+        codes.append('none in 15 minutes')
     finally:
         for process, log in zip(processes, logs):
             process.kill()
             process.wait()
             log.close()
+    texts = [f'log of process {rank}:\n' + (folder / f'log-{rank}.txt').read_text()[-3000:] for rank in range(2)]
+    assert codes == [0, 0], '\n'.join([f'exit codes: {codes}', *texts])
     return folder
 
 

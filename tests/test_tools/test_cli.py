@@ -3,7 +3,6 @@
 import os
 import pickle
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import free_ports
 from mmkron.engine import launch
 
 from .conftest import ROOT, make_image_tree
@@ -25,12 +25,6 @@ def call(*command, cwd, **env) -> subprocess.CompletedProcess:
     return subprocess.run(
         [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
     )
-
-
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return str(s.getsockname()[1])
 
 
 def test_train_without_data_says_what_to_do(tmp_path):
@@ -103,7 +97,7 @@ def test_two_processes_train_and_test_on_the_cpu(tmp_path):
         '--cfg-options',
         *few,
         cwd=tmp_path,
-        PORT=free_port(),
+        PORT=free_ports(1)[0],
     )
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / 'two processes' / 'epoch_1.pth'
@@ -111,7 +105,7 @@ def test_two_processes_train_and_test_on_the_cpu(tmp_path):
     assert done.stdout.count('Saving checkpoint at 1 epochs') == 1  # only the first process speaks
 
     done = call(
-        'bash', TOOLS / 'dist_test.sh', config, checkpoint, 2, '--out', 'out.pkl', cwd=tmp_path, PORT=free_port()
+        'bash', TOOLS / 'dist_test.sh', config, checkpoint, 2, '--out', 'out.pkl', cwd=tmp_path, PORT=free_ports(1)[0]
     )
     assert done.returncode == 0, done.stderr
     assert 'accuracy/top1' in done.stdout

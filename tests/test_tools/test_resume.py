@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import socket
 import uuid
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 
+from conftest import free_ports
 from mmkron.engine import checkpoints, launch
 from mmkron.engine.hooks import CheckpointHook, ResumeHook
 from mmkron.engine.hooks.resume import _step_is_complete
@@ -235,13 +235,11 @@ def test_one_of_two_processes_gets_the_signal(train, tmp_path):
     """Both stop after the same iteration, and go on as if they had not."""
 
     def processes(work, *arguments):
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
 
         def run(rank):
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1')
-            os.environ['MASTER_PORT'] = str(port)
+            os.environ['MASTER_PORT'] = port
             train(work, *arguments)
 
         context = multiprocessing.get_context('fork')
@@ -249,8 +247,11 @@ def test_one_of_two_processes_gets_the_signal(train, tmp_path):
         for process in started:
             process.start()
         for process in started:
-            process.join(120)
-        return [process.exitcode for process in started]
+            process.join(300)
+        codes = [process.exitcode for process in started]
+        for process in started:
+            process.kill()
+        return codes
 
     distributed = ('--launcher', 'pytorch')
     assert processes('straight', '', *distributed) == [0, 0]
