@@ -235,11 +235,11 @@ def test_publish_refuses(tool, tmp_path):
         torch.save(content, tmp_path / f'{name}.pth')
     (tmp_path / 'cut.pth').write_bytes((tmp_path / 'weights.pth').read_bytes()[:100])
     errors = {
-        'code': 'is damaged, or holds no weights that can be read without running its code',
+        'code': 'is refused: it holds more than weights',
         'cut': 'is damaged',
         'weights': 'must be a checkpoint of MMEngine; it lacks state_dict and meta',
         'list': 'it lacks state_dict and meta',
-        'absent': 'SRC cannot be read: .*absent.pth',
+        'absent': 'SRC is not a file: .*absent.pth',
     }
     for name, message in errors.items():
         with pytest.raises(SystemExit, match=f'error: .*{message}'):

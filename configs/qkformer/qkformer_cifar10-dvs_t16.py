@@ -1,26 +1,11 @@
 _base_ = [
+    '../_base_/models/qkformer_events.py',
     '../_base_/datasets/cifar10_dvs_t16.py',
     '../_base_/default_runtime_cls.py',
 ]
 
 # The recipe of the released log: 16 frames of equally many events, batch 16, mixed precision in training (--amp), the
-# best epoch of the test set.
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='mmkron.QKFormer', arch='cifar10-dvs'),
-    neck=dict(type='GlobalAveragePooling'),
-    head=dict(
-        type='LinearClsHead',
-        num_classes=10,
-        in_channels=256,
-        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, num_classes=10, mode='original'),
-        topk=(1,),
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02),
-    ),
-    train_cfg=dict(augments=dict(type='Mixup', alpha=0.5), probs=0.5),
-)
-
-# 96 epochs, of which 10 of warm-up from 1e-5, and 10 more at the last learning rate.
+# best epoch of the test set. 96 epochs, of which 10 of warm-up from 1e-5, and 10 more at the last learning rate.
 max_epochs = 106
 optim_wrapper = dict(optimizer=dict(type='AdamW', lr=5e-3, weight_decay=0.06))
 param_scheduler = [

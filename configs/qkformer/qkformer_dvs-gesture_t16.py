@@ -1,4 +1,5 @@
 _base_ = [
+    '../_base_/models/qkformer_events.py',
     '../_base_/datasets/dvs_gesture_t16.py',
     '../_base_/default_runtime_cls.py',
 ]
@@ -6,20 +7,7 @@ _base_ = [
 # The recipe of the released script: 16 frames of equally many events, batch 16, mixed precision in training (--amp),
 # the best epoch of the test set. mlp_ratio is 4 as there; the paper's 1.50 million parameters are those of
 # arch 'dvs-gesture' with mlp_ratio=1.
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='mmkron.QKFormer', arch='dvs-gesture'),
-    neck=dict(type='GlobalAveragePooling'),
-    head=dict(
-        type='LinearClsHead',
-        num_classes=11,
-        in_channels=256,
-        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, num_classes=11, mode='original'),
-        topk=(1,),
-        init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02),
-    ),
-    train_cfg=dict(augments=dict(type='Mixup', alpha=0.5), probs=0.5),
-)
+model = dict(backbone=dict(arch='dvs-gesture'), head=dict(num_classes=11, loss=dict(num_classes=11)))
 
 # 192 epochs, of which 10 of warm-up from 1e-5, and 10 more at the last learning rate.
 max_epochs = 202

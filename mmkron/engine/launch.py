@@ -23,7 +23,6 @@ from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
 
 from mmkron.engine.checkpoints import (
-    allow_checkpoint_globals,  # noqa: F401, a public name of mmkron from here
     check_checkpoints,
     check_load_from,
     check_pretrained,

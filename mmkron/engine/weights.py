@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,29 +13,20 @@ import torch
 from mmengine.utils import digit_version
 from torch import Tensor
 
-from mmkron.engine.launch import LaunchError, allow_checkpoint_globals
+from mmkron.engine.checkpoints import checkpoint_path, read_whole
+from mmkron.engine.errors import LaunchError
 
 PICKLES = ('.pth', '.pt', '.bin', '.tar')
 
 
 def read_checkpoint(path: Path, allowed: Sequence[type] = ()) -> Any:
     """What is in a file, whatever it is; no code of the file is run. Arguments and errors: :func:`read_weights`."""
-    try:
-        if path.suffix == '.safetensors':
-            return read_safetensors(path)
-        if path.suffix not in PICKLES:
-            raise LaunchError(f'SRC must be a file {", ".join(PICKLES)} or .safetensors, got {path}')
-        allow_checkpoint_globals()
-        with permit(allowed):
-            return torch.load(path, map_location='cpu', weights_only=True)
-    except OSError as error:
-        raise LaunchError(f'SRC cannot be read: {error}') from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
-        if isinstance(error, LaunchError):
-            raise
-        raise LaunchError(
-            f'SRC {path} is damaged, or holds no weights that can be read without running its code'
-        ) from error
+    if path.suffix == '.safetensors':
+        return read_safetensors(path)
+    if path.suffix not in PICKLES:
+        raise LaunchError(f'SRC must be a file {", ".join(PICKLES)} or .safetensors, got {path}')
+    with permit(allowed):
+        return read_whole(checkpoint_path(str(path), 'SRC'), 'SRC')
 
 
 def read_weights(path: Path, allowed: Sequence[type] = ()) -> dict[str, Tensor]:

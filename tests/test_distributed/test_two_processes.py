@@ -12,6 +12,7 @@ import torch
 from mmengine.config import Config
 from test_tools.conftest import load_tool
 
+import mmkron
 from conftest import ROOT, free_ports
 from mmkron.engine import launch
 
@@ -91,7 +92,7 @@ def result(results, task):
 
 
 def weights(path):
-    launch.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()
     return torch.load(path, weights_only=True)['state_dict']
 
 

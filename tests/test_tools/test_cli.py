@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import mmkron
 from conftest import free_ports
-from mmkron.engine import launch
 
 from .conftest import ROOT, make_image_tree
 
@@ -46,7 +46,7 @@ def test_train_without_data_says_what_to_do(tmp_path):
 
 
 def test_train_and_test_kanet_on_an_image_tree(tmp_path):
-    launch.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()
     make_image_tree(tmp_path / 'data' / 'imagenet', with_meta=True)
     config = ROOT / 'configs' / 'kanet' / 'kanet_kv_imagenet.py'
     small = [
@@ -83,7 +83,7 @@ def test_train_and_test_kanet_on_an_image_tree(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='about gloo on machines without CUDA')
 def test_two_processes_train_and_test_on_the_cpu(tmp_path):
-    launch.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()
     config = ROOT / 'configs' / 'kanet' / 'kanet-kv_digits.py'
     few = ['train_dataloader.num_batch_per_epoch=4', 'train_cfg.max_epochs=1']
     done = call(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmkron.engine import launch
+import mmkron
 
 from .conftest import ROOT
 
@@ -32,7 +32,7 @@ def test_demo(tmp_path, demo, capsys):
     scores = [float(score) for score in re.findall(r'accuracy/top1: ([\d.]+)', log)]
     assert report['best top-1'] == f'{max(scores):.2f} % on 450 validation images'
     assert 'eta: ' in log
-    launch.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()
     checkpoint = torch.load(report['checkpoint'], weights_only=True)
     assert checkpoint['meta']['epoch'] == 1 + int(np.argmax(scores))
     picture = np.asarray(Image.open(report['picture']).convert('RGB'))

@@ -125,11 +125,11 @@ class Payload:
 @pytest.mark.parametrize(
     ('name', 'content', 'argv', 'message'),
     [
-        ('a.pth', None, [], 'SRC cannot be read: .*a.pth'),
+        ('a.pth', None, [], 'SRC is not a file: .*a.pth'),
         ('a.onnx', b'', [], r'SRC must be a file .*\.pth.*\.safetensors, got .*a\.onnx'),
-        ('a.pth', b'no weights', [], 'holds no weights that can be read without running its code'),
-        ('a.pth', b'', [], 'holds no weights that can be read without running its code'),
-        ('a.pth', Payload(), [], 'holds no weights that can be read without running its code'),
+        ('a.pth', b'no weights', [], 'SRC .*a.pth is no checkpoint that can be read: the file is damaged'),
+        ('a.pth', b'', [], 'SRC .*a.pth is damaged or cut off'),
+        ('a.pth', Payload(), [], 'SRC .*a.pth is refused: it holds more than weights'),
         ('a.safetensors', b'no weights', [], 'is no file of safetensors: '),
         ('a.pth', [1, 2], [], 'must hold a state dict, names and tensors; it does not'),
         ('a.pth', {}, [], 'must hold a state dict, names and tensors; it does not'),

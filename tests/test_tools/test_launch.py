@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.registry import DefaultScope
 
+import mmkron
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
 
@@ -25,7 +26,7 @@ def trained(tiny_config, tmp_path, train_args):
 
 
 def load(path):
-    launch.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()
     return torch.load(path, weights_only=True)
 
 
@@ -390,8 +391,8 @@ def test_malicious_checkpoint_is_refused(tiny_config, test_args, train_args, tmp
 
 
 def test_allowed_globals_are_enough_and_no_more(tmp_path):
-    launch.allow_checkpoint_globals()
-    launch.allow_checkpoint_globals()  # twice does no harm
+    mmkron.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()  # twice does no harm
     history = HistoryBuffer()
     history.update(1.5)
     content = dict(
@@ -419,7 +420,7 @@ def test_allowed_globals_are_enough_and_no_more(tmp_path):
 
 
 def test_numpy_1_names_load(tmp_path):
-    launch.allow_checkpoint_globals()
+    mmkron.allow_checkpoint_globals()
     torch.save({'x': np.float64(0.5), 'y': np.arange(3)}, tmp_path / 'a.pth', _use_new_zipfile_serialization=False)
     data = (tmp_path / 'a.pth').read_bytes()
     if b'numpy._core' in data:  # same length does not matter: pickle's GLOBAL is a line of text

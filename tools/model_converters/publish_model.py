@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mmkron.engine.launch import LaunchError
+from mmkron.engine.errors import LaunchError
 from mmkron.engine.weights import dump, make_parser, parse, read_checkpoint, save_new
 
 

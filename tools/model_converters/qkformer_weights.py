@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmkron.analysis import convert_qkformer
 from mmkron.analysis.converted import without_counters
-from mmkron.engine.launch import LaunchError
+from mmkron.engine.errors import LaunchError
 from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import QKFormer
 from mmkron.models.backbones.qkformer import ARCHS
