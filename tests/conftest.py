@@ -2,9 +2,10 @@
 
 import random
 import socket
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import pytest
+
+from support.tools import TINY_CONFIG, load_tool, make_image_tree
 
 # arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224
 KANET_COUNTS = {
@@ -32,3 +33,26 @@ def free_ports(count: int) -> list[str]:
         if len(found) == count:
             break
     return found
+
+
+@pytest.fixture
+def tiny_config(tmp_path):
+    """Path of a config whose data is the class-folder tree ``tmp_path/imagenet``."""
+    make_image_tree(tmp_path / 'imagenet', with_meta=False)
+    path = tmp_path / 'tiny.py'
+    path.write_text(TINY_CONFIG.format(root=str(tmp_path / 'imagenet')))
+    return path
+
+
+@pytest.fixture(scope='session')
+def train_args():
+    """Parses a command line as ``tools/train.py`` does."""
+    script = load_tool('train')
+    return lambda *argv: script.parse_args([str(arg) for arg in argv])
+
+
+@pytest.fixture(scope='session')
+def test_args():
+    """Parses a command line as ``tools/test.py`` does."""
+    script = load_tool('test')
+    return lambda *argv: script.parse_args([str(arg) for arg in argv])

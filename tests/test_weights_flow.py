@@ -11,9 +11,9 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner, load_checkpoint
 from mmpretrain.structures import DataSample
-from test_tools.conftest import load_tool
 
 import mmkron
+from support.tools import load_tool
 
 pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
 

@@ -22,6 +22,14 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
 
+from mmkron.data_checks.files import (
+    describe_misfits,
+    describe_missing,
+    find_misfits,
+    find_missing,
+    leaf_datasets,
+    type_name,
+)
 from mmkron.engine.checkpoints import (
     check_checkpoints,
     check_load_from,
@@ -32,14 +40,6 @@ from mmkron.engine.checkpoints import (
     safe_loading,
 )
 from mmkron.engine.compat import remedy_of
-from mmkron.engine.data_check import (
-    describe_misfits,
-    describe_missing,
-    find_misfits,
-    find_missing,
-    leaf_datasets,
-    type_name,
-)
 from mmkron.engine.data_faults import data_faults
 from mmkron.engine.errors import LaunchError
 from mmkron.engine.hooks import ResumeHook

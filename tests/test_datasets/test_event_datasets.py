@@ -15,9 +15,9 @@ from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 
 from conftest import ROOT
+from mmkron.data_checks import files
 from mmkron.datasets import CIFAR10DVS, DVS128Gesture, event_datasets
 from mmkron.datasets.events import read_aedat2, read_aedat3, to_frames
-from mmkron.engine import data_check
 
 CLASSES = CIFAR10DVS.METAINFO['classes']
 
@@ -328,11 +328,11 @@ def test_missing_data_message(tmp_path):
     root = str(tmp_path / 'data')
     for name, parts in (('CIFAR10DVS', CLASSES), ('DVS128Gesture', ('trials_to_train.txt', 'trials_to_test.txt'))):
         cfg = ConfigDict(train_dataloader=dict(dataset=dict(type=f'mmkron.{name}', data_root=root, split='train')))
-        (missing,) = data_check.find_missing(cfg, ['train'])
+        (missing,) = files.find_missing(cfg, ['train'])
         assert (missing.path, missing.root_key) == (root, 'train_dataloader.dataset.data_root')
-        assert f'{name} reads this layout' in data_check.describe_missing([missing], 'some.py')
+        assert f'{name} reads this layout' in files.describe_missing([missing], 'some.py')
         os.makedirs(root, exist_ok=True)
-        assert [item.path for item in data_check.find_missing(cfg, ['train'])] == [f'{root}/{part}' for part in parts]
+        assert [item.path for item in files.find_missing(cfg, ['train'])] == [f'{root}/{part}' for part in parts]
         os.rmdir(root)
 
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 from mmengine.config import Config
-from test_tools.conftest import load_tool
 
 import mmkron
 from conftest import ROOT, free_ports
 from mmkron.engine import launch
+from support.tools import load_tool
 
 HERE = ROOT / 'tests' / 'test_distributed'
 DIGITS = ROOT / 'configs/kanet/kanet-kv_digits.py'

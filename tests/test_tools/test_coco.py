@@ -10,8 +10,7 @@ import torch
 from mmkron.engine import launch
 from mmkron.layers import KroneckerAttention2d
 from mmkron.models import KroneckerNeck
-
-from .conftest import load_tool
+from support.tools import load_tool
 
 pytest.importorskip('mmcv._ext', reason="mmdet's models need mmcv's compiled operators")
 

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 
 import mmkron
-
-from .conftest import ROOT
+from conftest import ROOT
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from PIL import Image
 
 from mmkron.datasets import Digits
 from mmkron.layers import SpikingConv
+from support.tools import load_tool
 
-from .conftest import load_tool
 from .test_launch import Touch
 
 MODEL = """

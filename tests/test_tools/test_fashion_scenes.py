@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .conftest import load_tool
+from support.tools import load_tool
 
 pytest.importorskip('pycocotools', reason='the masks of the COCO set are encoded by pycocotools')
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .conftest import load_tool
+from support.tools import load_tool
+
 from .test_fashion_scenes import content, disk
 
 pytest.importorskip('pycocotools', reason='the masks of the COCO set are encoded by pycocotools')

@@ -17,8 +17,7 @@ from PIL import Image
 from mmkron.engine import checkpoints, launch
 from mmkron.engine.data_faults import DataError, _datasets, data_faults
 from mmkron.engine.launch import LaunchError
-
-from .conftest import CLASSES
+from support.tools import CLASSES
 
 
 class KillWorker:

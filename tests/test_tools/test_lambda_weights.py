@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from mmkron.analysis.lambda_weights import TIMM_NETWORKS
 from mmkron.layers import LambdaLayer
-
-from .conftest import load_tool
+from support.tools import load_tool
 
 
 @pytest.fixture(scope='module')

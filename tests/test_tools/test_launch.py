@@ -14,8 +14,7 @@ from mmengine.registry import DefaultScope
 import mmkron
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
-
-from .conftest import CLASSES, make_image_tree
+from support.tools import CLASSES, make_image_tree
 
 
 @pytest.fixture

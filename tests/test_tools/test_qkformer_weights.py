@@ -8,7 +8,7 @@ from mmengine.runner import load_checkpoint
 from mmpretrain.registry import MODELS
 from qkformer_layouts import in_our_order, official
 
-from .conftest import load_tool
+from support.tools import load_tool
 
 
 @pytest.fixture(scope='module')

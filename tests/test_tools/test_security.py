@@ -6,10 +6,11 @@ import shutil
 import pytest
 import torch
 
+from conftest import ROOT
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
+from support.tools import load_tool
 
-from .conftest import ROOT, load_tool
 from .test_launch import Touch
 
 SOURCES = [path for folder in ('mmkron', 'tools') for path in sorted((ROOT / folder).rglob('*.py'))]

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from coefficient_figure import View, draw
 from mmkron.analysis import PositionWeights, position_weights
+from mmkron.data_checks.files import leaf_datasets, type_name
 from mmkron.datasets import LoadImageFromFile
 from mmkron.engine import launch
-from mmkron.engine.data_check import leaf_datasets, type_name
 from mmkron.engine.launch import LaunchError
 from mmkron.layers import KroneckerAttention2d
 

@@ -6,7 +6,8 @@ import os
 import pytest
 from mmengine.config import ConfigDict
 
-from mmkron.engine import coco_check, data_check, launch
+from mmkron.data_checks import coco, files
+from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
 
 CATEGORIES = ((1, 'cat'), (2, 'dog'), (5, 'cow'))
@@ -43,8 +44,8 @@ def write(root, content):
 
 def texts(dataset):
     cfg = ConfigDict(train_dataloader=dict(dataset=dataset))
-    assert data_check.find_missing(cfg, ['train']) == []
-    return [item.text for item in data_check.find_misfits(cfg, ['train'])]
+    assert files.find_missing(cfg, ['train']) == []
+    return [item.text for item in files.find_misfits(cfg, ['train'])]
 
 
 def test_what_fits(tmp_path):
@@ -157,7 +158,7 @@ def test_images_that_are_not_on_disk(tmp_path):
     cfg = ConfigDict(train_dataloader=dict(dataset=dataset))
     for name in names[1:]:
         (tmp_path / 'images' / name).unlink()
-    (missing,) = data_check.find_missing(cfg, ['train'])
+    (missing,) = files.find_missing(cfg, ['train'])
     assert (missing.path, missing.key) == (f'{tmp_path}/images/b.jpg', 'train_dataloader.dataset.ann_file')
     with pytest.raises(LaunchError) as error:
         launch.check_data(cfg, 'c.py', ['train'])
@@ -168,10 +169,10 @@ def test_images_that_are_not_on_disk(tmp_path):
     content = json.loads((tmp_path / 'a.json').read_text())
     content['images'] = [dict(id=10, file_name='x/a.jpg'), dict(id=11, file_name='a.jpg')]
     write(tmp_path, content)
-    assert [item.path for item in data_check.find_missing(cfg, ['train'])] == [f'{tmp_path}/images/x/a.jpg']
+    assert [item.path for item in files.find_missing(cfg, ['train'])] == [f'{tmp_path}/images/x/a.jpg']
     (tmp_path / 'images/x').mkdir()
     (tmp_path / 'images/x/a.jpg').touch()
-    assert data_check.find_missing(cfg, ['train']) == []
+    assert files.find_missing(cfg, ['train']) == []
 
 
 def test_remote_data_is_not_looked_at(tmp_path):
@@ -188,19 +189,19 @@ def test_annotations_of_the_metric(tmp_path):
     metric = dict(type='CocoMetric', ann_file='data/gone.json')
     for evaluator, key in ((metric, 'val_evaluator'), ([dict(type='A', ann_file='x'), metric], 'val_evaluator.1')):
         cfg = ConfigDict(val_dataloader=dict(dataset=dataset), val_evaluator=evaluator)
-        (missing,) = data_check.find_missing(cfg, ['val'])
+        (missing,) = files.find_missing(cfg, ['val'])
         assert (missing.key, missing.path) == (f'{key}.ann_file', os.path.abspath('data/gone.json'))
-        assert f'--cfg-options {key}.ann_file=PATH\n' in data_check.describe_missing([missing], 'c.py')
+        assert f'--cfg-options {key}.ann_file=PATH\n' in files.describe_missing([missing], 'c.py')
     for ann_file in (None, 's3://bucket/a.json', f'{tmp_path}/a.json'):
         cfg.val_evaluator = dict(metric, ann_file=ann_file)
-        assert data_check.find_missing(cfg, ['val']) == []
+        assert files.find_missing(cfg, ['val']) == []
 
 
 def test_a_file_is_read_once(tmp_path, monkeypatch):
     dataset = make_coco(tmp_path)
     reads = []
     load = json.load
-    monkeypatch.setattr(coco_check.json, 'load', lambda file: reads.append(file.name) or load(file))
+    monkeypatch.setattr(coco.json, 'load', lambda file: reads.append(file.name) or load(file))
     cfg = ConfigDict(
         train_dataloader=dict(dataset=dict(type='RepeatDataset', dataset=dataset)), val_dataloader=dict(dataset=dataset)
     )

@@ -5,8 +5,8 @@ import os.path as osp
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mmkron.data_checks.coco import misfits, missing_images, read_coco
 from mmkron.datasets import CIFAR10DVS
-from mmkron.engine.coco_check import misfits, missing_images, read_coco
 
 DEMO_CONFIG = 'configs/kanet/kanet-kv_digits.py'
 
@@ -257,7 +257,7 @@ def find_misfits(cfg: Any, splits: Sequence[str]) -> list[Misfit]:
     """What the COCO annotation files of the used datasets and the datasets' classes do not agree on.
 
     Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
-    category: that is how the host trains on some of them. For the cost see :func:`mmkron.engine.coco_check.read_coco`.
+    category: that is how the host trains on some of them. For the cost see :func:`mmkron.data_checks.coco.read_coco`.
 
     Args:
         cfg: The whole config.

@@ -3,10 +3,10 @@
 import pytest
 from mmengine.config import ConfigDict
 
-from mmkron.engine import data_check, launch
+from mmkron.data_checks import files
+from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
-
-from .conftest import make_image_tree
+from support.tools import make_image_tree
 
 
 def data_config(**dataset) -> ConfigDict:
@@ -38,13 +38,13 @@ def test_data_only_of_the_used_splits(tmp_path):
         test_dataloader=dict(dataset=dict(type='A', data_root='/gone')),
         val_dataloader=None,
     )
-    assert data_check.find_missing(cfg, ('train', 'val')) == []
-    assert [item.key for item in data_check.find_missing(cfg, ('test',))] == ['test_dataloader.dataset.data_root']
+    assert files.find_missing(cfg, ('train', 'val')) == []
+    assert [item.key for item in files.find_missing(cfg, ('test',))] == ['test_dataloader.dataset.data_root']
 
 
 def test_data_parts_below_the_root(tmp_path):
     (tmp_path / 'train2017').mkdir()
-    missing = data_check.find_missing(
+    missing = files.find_missing(
         data_config(
             type='CocoDataset',
             data_root=f'{tmp_path}/',
@@ -57,9 +57,7 @@ def test_data_parts_below_the_root(tmp_path):
         (f'{tmp_path}/annotations/a.json', 'train_dataloader.dataset.ann_file')
     ]
     assert (
-        data_check.find_missing(data_config(type='CocoDataset', data_root='/gone', ann_file='a.json'), ['train'])[
-            0
-        ].path
+        files.find_missing(data_config(type='CocoDataset', data_root='/gone', ann_file='a.json'), ['train'])[0].path
         == '/gone'
     )
 
@@ -67,25 +65,25 @@ def test_data_parts_below_the_root(tmp_path):
 def test_data_nested(tmp_path):
     parts = [dict(type='VOCDataset', data_root=str(tmp_path)), dict(type='VOCDataset', data_root='/gone')]
     cfg = data_config(type='RepeatDataset', dataset=dict(type='ConcatDataset', datasets=parts))
-    (missing,) = data_check.find_missing(cfg, ['train'])
+    (missing,) = files.find_missing(cfg, ['train'])
     assert missing.key == 'train_dataloader.dataset.dataset.datasets.1.data_root'
-    text = data_check.describe_missing([missing], 'c.py')
+    text = files.describe_missing([missing], 'c.py')
     assert '--cfg-options train_dataloader.dataset.dataset.datasets.1.data_root=PATH' in text
     assert 'VOC2007/ImageSets/Main/{trainval,test}.txt' in text
 
 
 def test_data_imagenet_split(tmp_path):
     make_image_tree(tmp_path, with_meta=False)
-    assert data_check.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='val'), ['train']) == []
-    (missing,) = data_check.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='test'), ['train'])
+    assert files.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='val'), ['train']) == []
+    (missing,) = files.find_missing(data_config(type='ImageNet', data_root=str(tmp_path), split='test'), ['train'])
     assert (missing.path, missing.key) == (f'{tmp_path}/test', 'train_dataloader.dataset.split')
 
 
 def test_data_of_an_unknown_type():
     cfg = data_config(type='Mine', ann_file='/gone/list.txt', data_prefix='/gone/images')
-    missing = data_check.find_missing(cfg, ['train'])
+    missing = files.find_missing(cfg, ['train'])
     assert [item.value for item in missing] == ['/gone/list.txt', '/gone/images']
-    text = data_check.describe_missing(missing, 'c.py')
+    text = files.describe_missing(missing, 'c.py')
     assert "/gone/images    <- train_dataloader.dataset.data_prefix = '/gone/images'" in text
     assert '--cfg-options train_dataloader.dataset.ann_file=PATH' in text
 
@@ -96,23 +94,23 @@ def test_data_remote_or_none_is_not_looked_at():
         dict(type='mmkron.Digits'),
         dict(type='A', data_root=None, ann_file='', data_prefix=dict(img='http://host/x')),
     ):
-        assert data_check.find_missing(data_config(**dataset), ['train']) == []
+        assert files.find_missing(data_config(**dataset), ['train']) == []
 
 
 def test_data_fashion_mnist(tmp_path):
     cfg = data_config(type='FashionMNIST', data_root=str(tmp_path))
     names = ['train-images-idx3-ubyte', 'train-labels-idx1-ubyte', 't10k-images-idx3-ubyte', 't10k-labels-idx1-ubyte']
     (tmp_path / f'{names[0]}.gz').touch()
-    missing = data_check.find_missing(cfg, ['train'])
+    missing = files.find_missing(cfg, ['train'])
     assert [item.value for item in missing] == names
-    text = data_check.describe_missing(missing, 'c.py')
+    text = files.describe_missing(missing, 'c.py')
     assert 'dataset-fashion-mnist' in text
     assert 'gunzip -c' in text
     assert '--cfg-options train_dataloader.dataset.download=True' in text
     for name in names:
         (tmp_path / name).touch()
-    assert data_check.find_missing(cfg, ['train']) == []
-    assert data_check.find_missing(data_config(type='FashionMNIST', data_root='/gone', download=True), ['train']) == []
+    assert files.find_missing(cfg, ['train']) == []
+    assert files.find_missing(data_config(type='FashionMNIST', data_root='/gone', download=True), ['train']) == []
 
 
 def make_voc(root, names=('a', 'b', 'c')):
@@ -134,18 +132,18 @@ def make_voc(root, names=('a', 'b', 'c')):
 def test_voc_folder_that_is_incomplete(tmp_path):
     """Folders, the list, and every image and label that the list names."""
     dataset = make_voc(tmp_path)
-    assert data_check.find_missing(data_config(**dataset), ['train']) == []
+    assert files.find_missing(data_config(**dataset), ['train']) == []
     (tmp_path / 'SegmentationClass/b.png').unlink()
     (tmp_path / 'SegmentationClass/c.png').unlink()
     (tmp_path / 'JPEGImages/c.jpg').unlink()
-    missing = data_check.find_missing(data_config(**dataset), ['train'])
+    missing = files.find_missing(data_config(**dataset), ['train'])
     assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/c.jpg', f'{tmp_path}/SegmentationClass/b.png']
-    text = data_check.describe_missing(missing, 'c.py')
+    text = files.describe_missing(missing, 'c.py')
     key = "train_dataloader.dataset.ann_file = 'ImageSets/Segmentation/train.txt'"
     assert f'JPEGImages/c.jpg         <- {key} (1 of the 3 files that it lists are missing)\n' in text
     assert f'SegmentationClass/b.png  <- {key} (2 of the 3 files that it lists are missing)\n' in text
     (tmp_path / 'ImageSets/Segmentation/train.txt').unlink()
-    (missing,) = data_check.find_missing(data_config(**dataset), ['train'])
+    (missing,) = files.find_missing(data_config(**dataset), ['train'])
     assert missing.path == f'{tmp_path}/ImageSets/Segmentation/train.txt'
 
 
@@ -153,9 +151,9 @@ def test_labels_are_looked_for_only_where_they_are_loaded(tmp_path):
     dataset = make_voc(tmp_path)
     (tmp_path / 'SegmentationClass/b.png').unlink()
     step = dataset['pipeline'].pop()
-    assert data_check.find_missing(data_config(**dataset), ['train']) == []
+    assert files.find_missing(data_config(**dataset), ['train']) == []
     dataset['pipeline'].append(dict(type='TestTimeAug', transforms=[[dict(type='Resize')], [step]]))
-    assert [item.path for item in data_check.find_missing(data_config(**dataset), ['train'])] == [
+    assert [item.path for item in files.find_missing(data_config(**dataset), ['train'])] == [
         f'{tmp_path}/SegmentationClass/b.png'
     ]
 
@@ -163,9 +161,9 @@ def test_labels_are_looked_for_only_where_they_are_loaded(tmp_path):
 def test_listed_files_elsewhere_or_of_another_kind(tmp_path):
     """Suffixes are arguments of the dataset, and what is remote is not looked at."""
     dataset = make_voc(tmp_path)
-    missing = data_check.find_missing(data_config(**dataset, img_suffix='.tif'), ['train'])
+    missing = files.find_missing(data_config(**dataset, img_suffix='.tif'), ['train'])
     assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/a.tif']
     remote = dict(dataset, data_root='s3://bucket', ann_file=f'{tmp_path}/ImageSets/Segmentation/train.txt')
-    assert data_check.find_missing(data_config(**remote), ['train']) == []
+    assert files.find_missing(data_config(**remote), ['train']) == []
     dataset['data_prefix']['img_path'] = 's3://bucket/images'
-    assert data_check.find_missing(data_config(**dataset), ['train']) == []
+    assert files.find_missing(data_config(**dataset), ['train']) == []

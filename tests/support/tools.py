@@ -1,10 +1,9 @@
-"""A tiny image tree, a config that trains on it in a moment, and the parsers of the scripts."""
+"""A tiny image tree, a config that trains on it in a moment, and the scripts as modules."""
 
 import importlib.util
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,32 +59,9 @@ def make_image_tree(root: Path, with_meta: bool) -> Path:
     return root
 
 
-@pytest.fixture
-def tiny_config(tmp_path):
-    """Path of a config whose data is the class-folder tree ``tmp_path/imagenet``."""
-    make_image_tree(tmp_path / 'imagenet', with_meta=False)
-    path = tmp_path / 'tiny.py'
-    path.write_text(TINY_CONFIG.format(root=str(tmp_path / 'imagenet')))
-    return path
-
-
 def load_tool(name: str):
     """The script ``tools/{name}.py`` as a module."""
     spec = importlib.util.spec_from_file_location(f'mmkron_tools_{name}', ROOT / 'tools' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope='session')
-def train_args():
-    """Parses a command line as ``tools/train.py`` does."""
-    script = load_tool('train')
-    return lambda *argv: script.parse_args([str(arg) for arg in argv])
-
-
-@pytest.fixture(scope='session')
-def test_args():
-    """Parses a command line as ``tools/test.py`` does."""
-    script = load_tool('test')
-    return lambda *argv: script.parse_args([str(arg) for arg in argv])
