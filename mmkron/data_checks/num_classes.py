@@ -49,15 +49,15 @@ def count_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Classes]:
 
 def find_heads(node: Any, key: str, inside: bool = False) -> Iterator[tuple[str, dict]]:
     """Yield (dotted key, config) of the parts of a model that state a number of classes."""
+    name = key.rpartition('.')[2]
+    inside = inside or name.endswith(('head', 'augments')) or name == 'data_preprocessor'
     if isinstance(node, (list, tuple)):
         for i, item in enumerate(node):
             yield from find_heads(item, f'{key}.{i}', inside)
-    if not isinstance(node, dict) or node.get('class_agnostic') or 'contrastive_cfg' in node:
+    if not isinstance(node, dict) or name in _OTHER_CLASSES or type_name(node) in _OTHER_TYPES:
         return
-    name = key.rpartition('.')[2]
-    if name in _OTHER_CLASSES or type_name(node) in _OTHER_TYPES or node.get('language_model'):
+    if node.get('class_agnostic') or node.get('language_model') or 'contrastive_cfg' in node:
         return
-    inside = inside or name.endswith(('head', 'augments')) or name == 'data_preprocessor'
     if inside and (isinstance(node.get('num_classes'), int) or isinstance(node.get('num_things_classes'), int)):
         yield key, node
     for child, item in node.items():

@@ -140,9 +140,8 @@ def test_lists_of_labels(tmp_path):
     assert Counter(labels_of(cfg, 'val').values()) == Counter(labels_of(cfg, 'train').values())
     write_list(tmp_path, 'val.txt', ['rose/1.JPG 0', 'tulip/1.JPG 1', 'tulip/a b.JPG 1'])
     (error,), _ = found(cfg)
-    assert error == (
-        f'2 folders have another label than in {tmp_path}/train: rose is 1 there and 0 here, tulip is 2 there and 1 here'
-    )
+    assert error.startswith(f'2 folders have another label than in {tmp_path}/train: ')
+    assert error.endswith(': rose is 1 there and 0 here, tulip is 2 there and 1 here')
     cfg.val_dataloader.dataset.metainfo = dict(classes=NAMES)
     write_list(tmp_path, 'val.txt', ['x.JPG 3', 'y.JPG 0', 'z.JPG -1'])
     assert found(cfg)[0] == ['2 of the 3 labels are not in 0 to 2: -1, 3']
