@@ -33,7 +33,8 @@ def dataset_path(dataset: dict, value: Optional[str]) -> str:
 
 def metainfo(dataset: dict, kind: Optional[type]) -> dict:
     """Return what a dataset will know of its classes: ``METAINFO`` of its type, changed by its config."""
-    own = dict(dataset.get('metainfo') or {})
+    given = dataset.get('metainfo')
+    own = dict(given) if isinstance(given, dict) else {}
     if dataset.get('classes') is not None:
         own.setdefault('classes', dataset['classes'])
     if 'classes' in own:  # things and stuff of METAINFO are those of other classes then
@@ -54,8 +55,9 @@ def class_names(dataset: dict, kind: Optional[type]) -> tuple[Optional[tuple[str
         path = osp.expanduser(classes)
         if '://' in path:
             return None, source
-        if not osp.isfile(path):
-            raise ValueError(f'metainfo.classes is the string {classes!r}, neither names nor a file of names')
-        with open(path, encoding='utf-8') as file:
-            return tuple(line.rstrip('\n\r') for line in file), source
+        if osp.isfile(path):
+            with open(path, encoding='utf-8') as file:
+                return tuple(line.rstrip('\n\r') for line in file), source
+    if classes is not None and not isinstance(classes, (list, tuple)):
+        raise ValueError(f'metainfo.classes is {classes!r}, neither names nor a file of names')
     return None if classes is None else tuple(classes), source

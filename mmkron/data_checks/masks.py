@@ -3,7 +3,6 @@
 import inspect
 import os
 import os.path as osp
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -43,15 +42,17 @@ class Seen(NamedTuple):
     """What a sample of label maps shows."""
 
     number: int  # label maps that were read
-    values: Counter  # value -> in how many of them it occurs
+    values: dict  # value -> those in which it occurs
     faults: dict  # what is wrong -> label maps
 
 
 def find_maps(dataset: dict, kind: Optional[type]) -> Optional[Maps]:
     """Return the label maps of a dataset that reads them as MMSegmentation's BaseSegDataset does, else None."""
-    step, prefix = _loader(dataset.get('pipeline')), dataset.get('data_prefix') or {}
+    step, prefix = _loader(dataset.get('pipeline')), dataset.get('data_prefix')
+    if step is None or not read_from(kind, 'mmseg.datasets.basesegdataset') or not isinstance(prefix, dict):
+        return None
     folders = tuple(dataset_path(dataset, prefix.get(name)) for name in ('img_path', 'seg_map_path'))
-    if step is None or not read_from(kind, 'mmseg.datasets.basesegdataset') or not all(map(osp.isdir, folders)):
+    if not all(map(osp.isdir, folders)):
         return None
     images, maps = folders
     suffixes = tuple(_argument(dataset, kind, name) for name in ('img_suffix', 'seg_map_suffix'))
@@ -96,14 +97,15 @@ def _loader(steps: Any) -> Optional[dict]:
 
 def read_maps(pairs: Sequence[tuple[str, str]], backend: str) -> Seen:
     """Read label maps until they have too many pixels, and note what they hold."""
-    seen, pixels = Seen(0, Counter(), {}), 0
+    seen, pixels = Seen(0, {}, {}), 0
     for image, path in pairs:
         fault, values, size = _read(path, backend)
         if not fault and _image_size(image) not in (None, size):
             fault = 'of another size than their image'
         if fault:
             seen.faults.setdefault(fault, []).append(path)
-        seen.values.update(values)
+        for value in values:
+            seen.values.setdefault(value, []).append(path)
         seen = seen._replace(number=seen.number + 1)
         pixels += size[0] * size[1]
         if pixels > _PIXELS:
@@ -160,7 +162,7 @@ def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
     if not maps.pairs:
         others = first_three(sorted({osp.splitext(name)[1] for name in _files(images)}))
         yield f'no image in {images} ends in img_suffix={suffix!r}; files there end in: {others or "none"}', False
-    missing = missing_images([path for _, path in maps.pairs], folder)
+    missing = missing_images([osp.relpath(path, folder) for _, path in maps.pairs], folder)
     if missing:
         yield f'{len(missing)} of the {len(maps.pairs)} images have no label map: {first_three(missing)}', False
     used = {path for _, path in maps.pairs}
@@ -187,7 +189,7 @@ def _value_problems(maps: Maps, heads: list, trained_on: bool) -> Iterator[tuple
     labels = {value: maps.label(value) for value in seen.values}
     wrong = [value for value, label in labels.items() if not 0 <= label < number and label not in ignored]
     if wrong:
-        shown = [f'{value} in {seen.values[value]} label maps' for value in sorted(wrong)]
+        shown = [f'{value} in {len(seen.values[value])} ({seen.values[value][0]})' for value in sorted(wrong)]
         yield f'values are no classes of 0 to {number - 1} and not ignored: {first_three(shown)};\n{looked}', False
     if set(seen.values) == {0, 255} and number > 1 and _only_two(maps, backend):
         yield 'all label maps hold only the values 0 and 255, which is ignored: there is one class to learn', False

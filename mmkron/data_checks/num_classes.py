@@ -126,7 +126,7 @@ def check_heads(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
 
 
 def _topk_problems(key: str, topk: Any, number: int) -> Iterator[Problem]:
-    most = max(topk if isinstance(topk, (list, tuple)) else (topk or 1,), default=1)
+    most = max((k for k in (topk if isinstance(topk, (list, tuple)) else (topk,)) if isinstance(k, int)), default=1)
     if most > number:
         yield Problem(key, f'{topk!r} asks for the best {most} of {number} classes')
 

@@ -70,6 +70,12 @@ def test_what_fits(tmp_path):
     assert found(config(tmp_path, type='Unknown')) == ([], [])
 
 
+def test_relative_paths(tmp_path, monkeypatch):
+    make_data(tmp_path / 'data', [[0, 1, 2]])
+    monkeypatch.chdir(tmp_path)
+    assert found(config('data')) == ([], [])
+
+
 def test_masks_of_0_and_255(tmp_path):
     """The host ignores 255, so one class is left and each pixel is right."""
     cfg = config(make_data(tmp_path, [[0, 255], [255], [0]]))
@@ -111,24 +117,24 @@ def test_sample_is_spread_and_bounded(tmp_path, monkeypatch):
     ('values', 'head', 'wrong'),
     [
         ([0, 1, 2, 255], {}, ''),
-        ([0, 1, 3], {}, '3 in 1 label maps'),
-        ([0, 1, 2, 254], {}, '254 in 1 label maps'),
+        ([0, 1, 3], {}, '3 in 1 ('),
+        ([0, 1, 2, 254], {}, '254 in 1 ('),
         ([0, 1, 2, 3], dict(ignore_index=3), ''),
-        ([0, 1, 2, 255], dict(ignore_index=0), '255 in 1 label maps'),
-        ([0, 1, 2, 255], dict(ignore_index=None), '255 in 1 label maps'),
+        ([0, 1, 2, 255], dict(ignore_index=0), '255 in 1 ('),
+        ([0, 1, 2, 255], dict(ignore_index=None), '255 in 1 ('),
     ],
 )
 def test_values_that_are_no_class(tmp_path, values, head, wrong):
     errors, _ = found(config(make_data(tmp_path, [values]), dict(head, num_classes=3)))
     assert len(errors) == bool(wrong)
-    assert all(f': {wrong};' in error for error in errors)
+    assert all(f': {wrong}{tmp_path}/labels/000.png);' in error for error in errors)
 
 
 def test_values_of_16_bits(tmp_path):
     """The host keeps the last 8 bits: 257 becomes 1."""
     cfg = config(make_data(tmp_path, [np.full((4, 6), 257, np.uint16)]))
     assert loaded(cfg) == {1}
-    assert ': 257 in 1 label maps;' in found(cfg)[0][0]
+    assert ': 257 in 1 (' in found(cfg)[0][0]
 
 
 def test_reduce_zero_label_and_label_map(tmp_path):
@@ -136,7 +142,7 @@ def test_reduce_zero_label_and_label_map(tmp_path):
     assert loaded(cfg) == {0, 1, 2, 255}
     assert found(cfg) == ([], [])
     make_data(tmp_path, [[0, 1, 2, 4]])
-    assert ': 4 in 1 label maps;' in found(cfg)[0][0]
+    assert ': 4 in 1 (' in found(cfg)[0][0]
     cfg.train_dataloader.dataset.pipeline[1].reduce_zero_label = False
     assert found(cfg)[0] == ['reduce_zero_label is True in the dataset, but False in its LoadAnnotations']
     with pytest.raises(AssertionError):
@@ -155,7 +161,7 @@ def test_suffixes_of_a_dataset_type(tmp_path):
         (tmp_path / folder / 'city').mkdir(parents=True)
     Image.new('RGB', (6, 4)).save(tmp_path / 'a/city/x_leftImg8bit.png')
     Image.new('L', (6, 4), 19).save(tmp_path / 'b/city/x_gtFine_labelTrainIds.png')
-    assert ': 19 in 1 label maps;' in found(cfg)[0][0]
+    assert ': 19 in 1 (' in found(cfg)[0][0]
 
 
 def test_one_output_has_two_classes(tmp_path):
@@ -165,12 +171,12 @@ def test_one_output_has_two_classes(tmp_path):
     cfg.model.decode_head = dict(num_classes=2, out_channels=1)
     assert found(cfg) == ([], [])
     make_data(tmp_path, [[0, 2]])
-    assert ': 2 in 1 label maps;' in found(cfg)[0][0]
+    assert ': 2 in 1 (' in found(cfg)[0][0]
 
 
 def test_classes_of_the_head_where_the_data_names_none(tmp_path):
     cfg = config(make_data(tmp_path, [[0, 1, 2, 3]]), metainfo={})
-    assert ': 3 in 1 label maps;' in found(cfg)[0][0]
+    assert ': 3 in 1 (' in found(cfg)[0][0]
     del cfg['model']
     assert found(cfg) == ([], [])
 
