@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from PIL import Image
 
 from mmkron.data_checks.classes import class_names, dataset_path, dataset_type, read_from
-from mmkron.data_checks.coco import missing_images
+from mmkron.data_checks.coco import image_size, missing_images
 from mmkron.data_checks.common import Problem, first_three, type_name, used_datasets
 from mmkron.data_checks.num_classes import find_heads, is_decode_head, output_classes
 
@@ -100,7 +99,7 @@ def read_maps(pairs: Sequence[tuple[str, str]], backend: str) -> Seen:
     seen, pixels = Seen(0, {}, {}), 0
     for image, path in pairs:
         fault, values, size = _read(path, backend)
-        if not fault and _image_size(image) not in (None, size):
+        if not fault and image_size(image) not in (None, size):
             fault = 'of another size than their image'
         if fault:
             seen.faults.setdefault(fault, []).append(path)
@@ -127,16 +126,6 @@ def _read(path: str, backend: str) -> tuple[str, list[int], tuple[int, int]]:
     small = pixels.dtype in (np.uint8, bool)
     values = np.flatnonzero(np.bincount(pixels.ravel())) if small else np.unique(pixels)
     return '', [int(value) for value in values], (pixels.shape[1], pixels.shape[0])
-
-
-def _image_size(path: str) -> Optional[tuple[int, int]]:
-    """Return width and height of an image as it is loaded, turned as its EXIF says; None if Pillow cannot tell."""
-    try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5
-            return image.size[::-1] if turned else image.size
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return None
 
 
 def check_masks(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
