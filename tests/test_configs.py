@@ -13,7 +13,8 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 
-from conftest import KANET_COUNTS, ROOT
+from conftest import KANET_COUNTS
+from support.tools import ROOT
 
 # A sharded run trains the model of the config that it is based on: test_fsdp_configs holds it to that.
 FSDP_CONFIGS = sorted((ROOT / 'configs').glob('*/*-fsdp*.py'))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from conftest import ROOT
 from mmkron.registry import MODELS
+from support.tools import ROOT
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 WITH_COMMANDS = [*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'benchmarks/README.md']

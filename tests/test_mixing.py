@@ -13,9 +13,9 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint, save_checkpoint
 
-from conftest import ROOT
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
 from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNet, QKFormer, SpikeRateNeck
+from support.tools import ROOT
 
 
 def snippets():

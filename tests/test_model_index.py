@@ -16,8 +16,8 @@ from mmpretrain.apis.model import ModelHub
 from PIL import Image
 
 import mmkron
-from conftest import ROOT
 from mmkron.engine import model_index
+from support.tools import ROOT
 
 MODELS_BY_NAME = {
     model['Name']: model

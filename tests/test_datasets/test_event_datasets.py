@@ -14,10 +14,10 @@ from mmengine.dataset import ClassBalancedDataset
 from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 
-from conftest import ROOT
 from mmkron.data_checks import files
 from mmkron.datasets import CIFAR10DVS, DVS128Gesture, event_datasets
 from mmkron.datasets.events import read_aedat2, read_aedat3, to_frames
+from support.tools import ROOT
 
 CLASSES = CIFAR10DVS.METAINFO['classes']
 

@@ -12,9 +12,9 @@ import torch
 from mmengine.config import Config
 
 import mmkron
-from conftest import ROOT, free_ports
+from conftest import free_ports
 from mmkron.engine import launch
-from support.tools import load_tool
+from support.tools import ROOT, load_tool
 
 HERE = ROOT / 'tests' / 'test_distributed'
 DIGITS = ROOT / 'configs/kanet/kanet-kv_digits.py'

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 
-from conftest import ROOT
+from support.tools import ROOT
 
 SCENES = ROOT / 'configs/qkformer/fpn_qkformer-small_1xb8-2k_scenes-128x128.py'
 

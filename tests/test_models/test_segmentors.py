@@ -10,7 +10,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from conftest import ROOT
+from support.tools import ROOT
 
 SMALL = 'configs/kao_deeplabv2/deeplabv2{}_r18-w16-d8_1xb8-2k_scenes-128x128.py'
 HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import mmkron
-from conftest import ROOT, free_ports
-from support.tools import make_image_tree
+from conftest import free_ports
+from support.tools import ROOT, make_image_tree
 
 TOOLS = ROOT / 'tools'
 SCRIPTS = ('dist_train.sh', 'dist_test.sh', 'slurm_train.sh', 'slurm_test.sh')

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import mmkron
-from conftest import ROOT
+from support.tools import ROOT
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
-from conftest import ROOT
 from mmkron.layers import LambdaLayer
-from support.tools import load_tool
+from support.tools import ROOT, load_tool
 
 pytest.importorskip('mmcv._ext', reason="mmdet's models need mmcv's compiled operators")
 

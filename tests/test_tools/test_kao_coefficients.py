@@ -12,10 +12,9 @@ from mmengine.registry import MODELS, VISBACKENDS, DefaultScope
 from mmengine.visualization import BaseVisBackend
 from PIL import Image
 
-from conftest import ROOT
 from mmkron.analysis import PositionWeights, position_weights
 from mmkron.layers import KroneckerAttention2d
-from support.tools import load_tool
+from support.tools import ROOT, load_tool
 
 from .test_launch import Touch
 

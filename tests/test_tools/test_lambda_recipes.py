@@ -5,8 +5,8 @@ import re
 import pytest
 from mmengine.config import Config
 
-from conftest import ROOT
 from mmkron.engine import launch
+from support.tools import ROOT
 
 FOLDER = ROOT / 'configs/lambda_resnet'
 

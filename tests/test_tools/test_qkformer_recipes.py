@@ -10,7 +10,7 @@ from mmengine import optim
 from mmengine.config import Config
 from mmengine.registry import HOOKS, TRANSFORMS, DefaultScope
 
-from conftest import ROOT
+from support.tools import ROOT
 
 FOLDER = ROOT / 'configs/qkformer'
 IN1K = sorted(FOLDER.glob('*_in1k*.py'))

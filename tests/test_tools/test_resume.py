@@ -15,10 +15,11 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 
-from conftest import ROOT, free_ports
+from conftest import free_ports
 from mmkron.engine import checkpoints, launch
 from mmkron.engine.hooks import CheckpointHook, ResumeHook
 from mmkron.engine.hooks.resume import _step_is_complete
+from support.tools import ROOT
 
 # 4 batches an epoch, and random numbers in the pipeline and, by mixup, in the step.
 CONFIG = """

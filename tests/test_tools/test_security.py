@@ -6,10 +6,9 @@ import shutil
 import pytest
 import torch
 
-from conftest import ROOT
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
-from support.tools import load_tool
+from support.tools import ROOT, load_tool
 
 from .test_launch import Touch
 

@@ -8,10 +8,9 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from conftest import ROOT
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
-from support.tools import load_tool
+from support.tools import ROOT, load_tool
 
 CONFIG = 'configs/kao_deeplabv2/deeplabv2{}_r101-d8_1xb8-25k_voc12aug-321x321.py'
 HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']
