@@ -303,9 +303,9 @@ def test_frames_that_are_too_many():
     events = make_types(t, zeros, zeros, zeros)
     for rule in (dict(duration=10), dict(frames=10_000)):
         np.testing.assert_array_equal(to_frames(events, 1, **rule)[:, :, 0, 0], [[1, 0]] * 10_000)
-    for rule in (dict(duration=9), dict(frames=10_001)):
-        with raises(ValueError, *rule.items()):
-            to_frames(events, 1, **rule)
+    for name, value in (('duration', 9), ('frames', 10_001)):
+        with raises(ValueError, name, value):
+            to_frames(events, 1, **{name: value})
     few = Events(*(values[::1000] for values in events))
     for rule, count in ((dict(duration=901), 100), (dict(frames=100), 100), (dict(frames=100, by='time'), 100)):
         assert to_frames(few, 1, **rule).shape == (count, 2, 1, 1)
