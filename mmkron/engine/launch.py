@@ -30,6 +30,7 @@ from mmkron.data_checks.files import (
     leaf_datasets,
     type_name,
 )
+from mmkron.data_checks.mixing import mixing_faults
 from mmkron.engine.checkpoints import (
     check_checkpoints,
     check_load_from,
@@ -298,6 +299,9 @@ def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
     misfits = find_misfits(cfg, splits)
     if misfits:
         raise LaunchError(describe_misfits(misfits, config))
+    faults = mixing_faults(cfg) if 'train' in splits else []
+    if faults:
+        raise LaunchError(f'{config}: ' + '\n'.join(faults))
 
 
 def check_hosts(cfg: Config) -> None:
