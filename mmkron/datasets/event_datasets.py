@@ -7,6 +7,7 @@ import os
 import os.path as osp
 import re
 import uuid
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ class EventDataset(BaseDataset):
         duration: of a frame in microseconds, instead of ``frames``; T then differs between samples, see
             :class:`mmkron.datasets.PadFrames`. For all three see :func:`mmkron.datasets.events.to_frames`.
         cache: folder for the frames of each sample; ``frames`` below ``data_root`` by default; False for none. A file
-            there that is damaged, older than its events, or made of a file of another length, is made anew.
+            there that is damaged, older than its events, or made of another recording, is made anew.
         size: side of the sensor or (H, W).
         **kwargs: arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline`` and ``test_mode``.
 
@@ -129,7 +130,8 @@ class EventDataset(BaseDataset):
             if osp.getmtime(path) < osp.getmtime(info['img_path']):
                 return None
             with np.load(path, allow_pickle=False) as archive:
-                if int(archive['source_bytes']) != osp.getsize(info['img_path']):
+                # A cache may be shared by folders, a file replaced by an older one.
+                if archive['source'].tolist() != _fingerprint(info['img_path']):
                     return None
                 frames = archive['frames']
         except Exception:  # whatever is wrong with it, it is made anew
@@ -149,7 +151,7 @@ class EventDataset(BaseDataset):
         try:
             os.makedirs(osp.dirname(path), exist_ok=True)
             with open(part, 'wb') as file:
-                np.savez_compressed(file, frames=counts, source_bytes=osp.getsize(info['img_path']))
+                np.savez_compressed(file, frames=counts, source=_fingerprint(info['img_path']))
             os.replace(part, path)
         except OSError as error:
             raise OSError(
@@ -158,6 +160,16 @@ class EventDataset(BaseDataset):
         finally:
             if osp.exists(part):
                 os.remove(part)
+
+
+def _fingerprint(path: str) -> list[int]:
+    """Return the length of a file and a checksum of its two ends."""
+    size = osp.getsize(path)
+    with open(path, 'rb') as file:
+        ends = file.read(4096)
+        file.seek(max(0, size - 4096))
+        ends += file.read()
+    return [size, zlib.crc32(ends)]
 
 
 def read_list(path: str) -> list[str]:

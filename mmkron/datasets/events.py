@@ -71,7 +71,7 @@ def read_aedat2(path: str | os.PathLike) -> Events:
             bits, or ends within an event.
     """
     data = _read(path)
-    _check_version(path, data, '2')
+    _check_version(path, data, '2.0')
     start = 0
     while data[start : start + 1] == b'#':
         end = data.find(b'\n', start)
@@ -98,8 +98,8 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     After a header that ends in the line ``#!END-HEADER`` come packets: 28 bytes that say the type, the bytes of an
     event, the overflows of the clock and the number of events, then the events. Those of pixels, type 1, are two
     little-endian uint32: x from bit 17, y from bit 2 (15 bits each) and the polarity in bit 1 of the first, the lower
-    31 bits of the time in the second. Packets of other types are passed over; the mark of validity, bit 0, is not
-    looked at.
+    31 bits of the time in the second. Packets of other types are passed over. Events that are marked as invalid (bit 0)
+    count, as in other readers of these data, with a warning.
 
     Args:
         path: the file.
@@ -113,7 +113,7 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     """
     height, width = resolve_size('size', size)
     data = _read(path)
-    _check_version(path, data, '3')
+    _check_version(path, data, '3.1')
     start = data.find(_HEADER_END) + len(_HEADER_END)
     if start < len(_HEADER_END):
         raise _damage(path, 0, f'no line {_HEADER_END!r} ends the header')
@@ -150,6 +150,7 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     x, y, p = event >> 17, event >> 2 & 0x7FFF, event >> 1 & 1
     _check_inside(path, x, y, offset, height, width)
     _check_all(path, clock < 1 << 31, lambda i: offset(i) + 4, 'a time of more than 31 bits', clock)
+    _warn(path, event & 1 == 0, offset, 'are marked as invalid and counted; first words', event)
     t = np.repeat(overflows << 31, counts) | clock
     _warn_of_times(path, t, offset)
     return _events(t, x, y, p)

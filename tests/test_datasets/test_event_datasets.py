@@ -213,9 +213,9 @@ def test_cache(cifar, monkeypatch):
         dict(frames=np.uint8(1)),
         dict(frames=np.array([None])),
         dict(other=np.zeros((4, 2, 128, 128), np.uint8)),
-        dict(frames=np.zeros((4, 2, 128, 128), np.uint8), source_bytes=source.stat().st_size - 8),
+        dict(frames=np.zeros((4, 2, 128, 128), np.uint8), source=[source.stat().st_size, 7]),
     ):
-        np.savez(path, **dict(dict(source_bytes=source.stat().st_size), **content))
+        np.savez(path, **dict(dict(source=event_datasets._fingerprint(source)), **content))
         np.testing.assert_array_equal(dataset[0]['img'], frames)
     source.write_bytes(aedat2(random_events(rng, count=99)))
     os.utime(path, (1, 1))
@@ -237,6 +237,22 @@ def test_cache_of_other_rules(cifar, tmp_path):
     without = CIFAR10DVS(str(cifar), 'test', cache=False, frames=4)
     assert without[0]['img'].shape == (4, 2, 128, 128)
     assert not (cifar / 'frames').exists()
+
+
+def test_cache_of_another_recording(tmp_path):
+    """Of two folders with the same names, and after a file was replaced by one of the same length that is older."""
+    first, second = (make_cifar(tmp_path / name, count=2) for name in ('first', 'second'))
+    names = [f'airplane/cifar10_airplane_{i}.aedat' for i in (0, 1)]
+    for root, x in ((first, 3), (second, 5)):
+        for name in names:
+            (root / name).write_bytes(aedat2([(i, x, 1, 1) for i in range(4)]))
+    for _ in range(2):
+        for root, x in ((first, 3), (second, 5)):
+            frames = CIFAR10DVS(str(root), frames=1, cache=str(tmp_path / 'cache'))[0]['img']
+            assert (frames[0, 1, 1, x], frames.sum()) == (4, 4)
+    (second / names[0]).write_bytes(aedat2([(i, 7, 1, 1) for i in range(4)]))
+    os.utime(second / names[0], (1, 1))
+    assert CIFAR10DVS(str(second), frames=1, cache=str(tmp_path / 'cache'))[0]['img'][0, 1, 1, 7] == 4
 
 
 def test_cache_of_large_counts(cifar):

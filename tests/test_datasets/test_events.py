@@ -90,10 +90,11 @@ def test_aedat3(tmp_path, first, second, overflow):
 
 
 def test_aedat3_in_bytes(tmp_path):
-    """One event, whose mark of validity is not looked at."""
+    """One event, whose mark of validity is not set: it counts, with a warning."""
     word = bytes([0b10 | 5 << 2, 0, 7 << 1, 0])  # y 5 from bit 2, x 7 from bit 17
     data = aedat3(struct.pack('<HHIIIIII', 1, 0, 8, 4, 1, 1, 1, 0) + word + bytes([9, 0, 0, 0]))
-    assert rows(read_aedat3(put(tmp_path, data), (6, 8))) == [(2**31 + 9, 7, 5, 1)]
+    with pytest.warns(UserWarning, match=f'1 of 1 events are marked as invalid .* at byte {len(aedat3()) + 28}$'):
+        assert rows(read_aedat3(put(tmp_path, data), (6, 8))) == [(2**31 + 9, 7, 5, 1)]
     assert rows(read_aedat3(put(tmp_path, aedat3()))) == []
 
 
@@ -164,7 +165,7 @@ GOOD = [(5, 1, 2, 1)] * 3
         (read_aedat2, b'', 0, 'the file is empty'),
         (read_aedat2, b'\0' * 16, 0, r"begins with a header line '#...', this one with b'\\x00"),
         (read_aedat2, b'#!AER-DAT2.0\r\n# cut', 14, 'ends within a header line'),
-        (read_aedat2, b'#!AER-DAT3.1\r\n', 0, r"AEDAT 2 is expected here, but .* b'#!AER-DAT3.1'"),
+        (read_aedat2, b'#!AER-DAT3.1\r\n', 0, r"AEDAT 2.0 is expected here, but .* b'#!AER-DAT3.1'"),
         (read_aedat2, aedat2(GOOD)[:-3], START2 + 16, '5 bytes are left behind 2 events of 8 bytes'),
         (
             read_aedat2,
@@ -173,7 +174,8 @@ GOOD = [(5, 1, 2, 1)] * 3
             'an address of more than 16 bits: 0x12345',
         ),
         (read_aedat3, b'', 0, 'the file is empty'),
-        (read_aedat3, b'#!AER-DAT2.0\r\n', 0, 'AEDAT 3 is expected here'),
+        (read_aedat3, b'#!AER-DAT2.0\r\n', 0, 'AEDAT 3.1 is expected here'),
+        (read_aedat3, aedat3(packet3(GOOD)).replace(b'3.1', b'3.0'), 0, 'AEDAT 3.1 is expected here'),
         (read_aedat3, aedat3()[:-1], 0, r"no line b'#!END-HEADER\\r\\n' ends the header"),
         (read_aedat3, aedat3(packet3(GOOD), packet3(GOOD)[:20]), START3 + 52, 'header of a packet, after 20 bytes'),
         (
