@@ -95,13 +95,7 @@ class EventFolder(EventDataset):
         """Return the classes, which do not depend on the split."""
         classes = self._metainfo.get('classes')
         if classes is None:
-            place = folder if self.ann_file else osp.join(self.data_root, 'train')
-            if not osp.isdir(place):
-                raise FileNotFoundError(
-                    f'EventFolder takes the classes from the folders in {place!r}, which is not there; without it, '
-                    'metainfo=dict(classes=(...)) must name them'
-                )
-            return tuple(_entries(place)[0])
+            return folder_classes(folder if self.ann_file else osp.join(self.data_root, 'train'))
         if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
             raise TypeError(f'classes of metainfo must be names of folders, got {classes!r}')
         if not classes or len(set(classes)) != len(classes):
@@ -190,6 +184,20 @@ class EventFolder(EventDataset):
                 f'frame file {path!r} must hold finite numbers, got {frames[wrong][0]}, {wrong.sum()} times'
             )
         return frames
+
+
+def folder_classes(folder: str) -> tuple[str, ...]:
+    """Return the sorted names of the folders in a folder, without hidden ones.
+
+    Raises:
+        FileNotFoundError: The folder is not there.
+    """
+    if not osp.isdir(folder):
+        raise FileNotFoundError(
+            f'EventFolder takes the classes from the folders in {folder!r}, which is not there; without it, '
+            'metainfo=dict(classes=(...)) must name them'
+        )
+    return tuple(_entries(folder)[0])
 
 
 def _load_array(path: str) -> np.ndarray:

@@ -315,7 +315,7 @@ def _check_all(
 ) -> None:
     if not good.all():
         first = int(good.argmin())
-        raise _damage(path, offset(first), f'{what}: {value[first]:#x}')
+        raise _damage(path, offset(first), f'{what}: {value[first]:#x}, the first of {(~good).sum()} events')
 
 
 def _check_inside(
@@ -325,7 +325,7 @@ def _check_inside(
     if not inside.all():
         first = int(inside.argmin())
         what = f'an event at x {x[first]}, y {y[first]}, outside of the sensor of {width} x {height} pixels'
-        raise _damage(path, offset(first), what)
+        raise _damage(path, offset(first), f'{what}, the first of {(~inside).sum()} events')
 
 
 def _warn(

@@ -171,7 +171,7 @@ GOOD = [(5, 1, 2, 1)] * 3
             read_aedat2,
             aedat2(GOOD) + struct.pack('>II', 0x12345, 0),
             START2 + 24,
-            'an address of more than 16 bits: 0x12345',
+            'an address of more than 16 bits: 0x12345, the first of 1 events',
         ),
         (read_aedat3, b'', 0, 'the file is empty'),
         (read_aedat3, b'#!AER-DAT2.0\r\n', 0, 'AEDAT 3.1 is expected here'),
@@ -208,7 +208,12 @@ GOOD = [(5, 1, 2, 1)] * 3
         ),
         (read_nmnist, b'', 0, 'the file is empty'),
         (read_nmnist, nmnist(GOOD)[:-1], 10, '4 bytes are left behind 2 events of 5 bytes'),
-        (read_nmnist, nmnist([*GOOD, (0, 0, 34, 1)]), 15, 'x 0, y 34, outside of the sensor of 34 x 34 pixels'),
+        (
+            read_nmnist,
+            nmnist([*GOOD, (0, 0, 34, 1), (0, 1, 1, 1), (0, 99, 0, 1)]),
+            15,
+            'x 0, y 34, outside of the sensor of 34 x 34 pixels, the first of 2 events',
+        ),
     ],
 )
 def test_damaged(tmp_path, reader, data, offset, what):
