@@ -284,6 +284,7 @@ WHOLE = written(np.savez, GOOD)
         written(np.save, np.array([Unpickled()]), allow_pickle=True),
         written(np.savez, np.array([Unpickled()])),
     ],
+    ids=lambda data: f'{len(data)} bytes',
 )
 @pytest.mark.parametrize('rule', [dict(frames=4), dict(frames=None, duration=5)])
 def test_files_that_are_not_frames(tmp_path, monkeypatch, data, rule):
