@@ -22,6 +22,7 @@ class ModelRegistry(Registry):
     # name -> module that registers it, and the host library that the module imports
     NEEDS_HOST = {
         'ASPPV2Head': ('mmkron.models.decode_heads', 'mmseg'),
+        'EventDataPreprocessor': ('mmkron.models.data_preprocessors', 'mmpretrain'),
         'KAOHead': ('mmkron.models.decode_heads', 'mmseg'),
     }
 

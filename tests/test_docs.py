@@ -18,7 +18,11 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 WITH_COMMANDS = [*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'benchmarks/README.md']
 WITH_COMMANDS += sorted((ROOT / 'configs').glob('*/README.md'))
 # Blocks with such a first line are configs, which these modules build.
-CONFIG_TESTS = {'mix': 'tests/test_mixing.py', 'own data': 'tests/test_tools/test_own_data.py'}
+CONFIG_TESTS = {
+    'mix': 'tests/test_mixing.py',
+    'own data': 'tests/test_tools/test_own_data.py',
+    'own events': 'tests/test_datasets/test_event_folder.py',
+}
 MARKER = re.compile(r'<!-- not run:(.*?)-->\s*$')
 
 
@@ -48,7 +52,7 @@ def blocks(page, *languages):
 
 
 def config_of(block):
-    """('mix', name) or ('own data', path) of a block that is a config; None of others."""
+    """('mix', name), ('own data', path) or ('own events', path) of a block that is a config; None of others."""
     first = re.match(r'# ([\w ]+): ([^\n]+)\n', block.text)
     return first.groups() if first and first.group(1) in CONFIG_TESTS and first.group(2) != 'torch' else None
 
@@ -56,7 +60,7 @@ def config_of(block):
 def own_configs(page):
     """Paths of the configs that a page has its reader write."""
     named = filter(None, map(config_of, blocks(page, 'python')))
-    return {path for kind, path in named if kind == 'own data'}
+    return {path for kind, path in named if kind in ('own data', 'own events')}
 
 
 def name_of(page):

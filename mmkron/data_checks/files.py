@@ -79,6 +79,10 @@ automobile/cifar10_automobile_*.aedat  dog, frog, horse, ship, truck (1,000 reco
 trials_to_{train,test}.txt   a line for each recording, as in DvsGesture.tar.gz: user01_fluorescent.aedat
 user*_*.aedat                AEDAT 3.1
 user*_*_labels.csv           a header, then 'class,start,end' lines: 1 to 11, microseconds""",
+    'EventFolder': """\
+train/CLASS_A/*.aedat        one folder per class and split: data_prefix; or, with ann_file,
+val/CLASS_A/*.aedat          one folder per class, and lists with a line 'CLASS/FILE' per recording
+also .bin (the format of N-MNIST), .npy and .npz (frames)""",
 }
 _LAYOUTS['BaseSegDataset'] = """\
 JPEGImages/*.jpg             below the folders of data_prefix, with names from ann_file if that is given

@@ -2,6 +2,7 @@
 
 from mmkron.datasets.digits import Digits
 from mmkron.datasets.event_datasets import CIFAR10DVS, DVS128Gesture
+from mmkron.datasets.event_folder import EventFolder
 from mmkron.datasets.event_transforms import EventAugment, EventFlip, PackEventInputs, PadFrames
 from mmkron.datasets.transforms import LoadImageFromFile
 
@@ -11,6 +12,7 @@ __all__ = [
     'Digits',
     'EventAugment',
     'EventFlip',
+    'EventFolder',
     'LoadImageFromFile',
     'PackEventInputs',
     'PadFrames',

@@ -7,7 +7,9 @@ import os
 import os.path as osp
 import re
 import uuid
+import zlib
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
 from mmkron.datasets.events import Events, check_segments, read_aedat2, read_aedat3, to_frames
-from mmkron.ops.checks import check_choice
+from mmkron.ops.checks import check_choice, resolve_size
 from mmkron.registry import DATASETS
 
 SPLITS = ('train', 'test')
@@ -25,7 +27,7 @@ SAMPLES_A_CLASS = 1000  # of CIFAR10-DVS
 
 
 class EventDataset(BaseDataset):
-    """Frames of events, (T, 2, 128, 128) float32 counts with polarity 0 first, and their class.
+    """Frames of events, (T, 2, H, W) float32 counts with polarity 0 first, and their class.
 
     A sample goes into the pipeline as ``img`` and ``gt_label``, with ``img_path``, the file of events, and
     ``sample_idx``. A subclass gives ``load_data_list``, ``read`` and, where a file holds several samples, ``start`` and
@@ -33,13 +35,13 @@ class EventDataset(BaseDataset):
 
     Args:
         data_root: folder of the files, as the subclass says.
-        split: ``train`` or ``test``.
         frames: T, or None with ``duration``.
         by: how events are put into frames, ``number`` or ``time``.
         duration: of a frame in microseconds, instead of ``frames``; T then differs between samples, see
             :class:`mmkron.datasets.PadFrames`. For all three see :func:`mmkron.datasets.events.to_frames`.
         cache: folder for the frames of each sample; ``frames`` below ``data_root`` by default; False for none. A file
-            there that is damaged, or older than its events, is made anew.
+            there that is damaged, older than its events, or made of another recording, is made anew.
+        size: side of the sensor or (H, W).
         **kwargs: arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline`` and ``test_mode``.
 
     Raises:
@@ -49,28 +51,27 @@ class EventDataset(BaseDataset):
     A sample whose file is damaged raises ValueError, with file and byte; a cache that cannot be written OSError.
     """
 
-    SIZE = 128
+    CACHE = 'frames'  # folder below data_root
 
     def __init__(
         self,
         data_root: str,
-        split: str = 'train',
         frames: int | None = 16,
         by: str = 'number',
         duration: int | None = None,
         cache: str | bool | None = None,
+        size: int | Sequence[int] = 128,
         **kwargs: Any,
     ) -> None:
-        check_choice('split', split, SPLITS)
         check_segments(frames, by, duration)
         if not data_root or not isinstance(data_root, (str, os.PathLike)):
             raise TypeError(f'data_root must be the path of a folder, got {data_root!r}')
         if cache is True or not (cache is None or cache is False or (cache and isinstance(cache, (str, os.PathLike)))):
             raise TypeError(f'cache must be a folder, None for one below data_root, or False for none, got {cache!r}')
-        self.split, self.frames, self.by, self.duration = split, frames, by, duration
+        self.frames, self.by, self.duration, self.size = frames, by, duration, resolve_size('size', size)
         data_root = osp.expanduser(data_root)
         rule = f'duration{duration}' if duration is not None else f'{by}{frames}'
-        folder = osp.join(data_root, 'frames') if cache is None else cache
+        folder = osp.join(data_root, self.CACHE) if cache is None else cache
         self.cache = None if cache is False else osp.join(osp.expanduser(folder), rule)
         super().__init__(data_root=data_root, **kwargs)
 
@@ -92,7 +93,7 @@ class EventDataset(BaseDataset):
         return [int(self.get_data_info(idx)['gt_label'])]
 
     def load_frames(self, info: dict) -> np.ndarray:
-        """The frames of a sample, (T, 2, 128, 128) float32, from the cache or else from the events."""
+        """The frames of a sample, (T, 2, H, W) float32, from the cache or else from the events."""
         frames = self._load_cached(info)
         if frames is None:
             events = self.read(info['img_path'])
@@ -101,22 +102,23 @@ class EventDataset(BaseDataset):
                 window = f' from {info["start"]} to {info["end"]} us' if 'start' in info else ''
                 raise ValueError(f'event file {info["img_path"]!r} is damaged: it has no event{window}')
             if self.cache is not None:
-                _save(self._cache_path(info), frames)
+                self._save(info, frames)
                 # Reading a long recording once for each of its samples would take most of the first epoch.
                 for other in self.siblings(info):
                     if self._load_cached(other) is None:
-                        _save(self._cache_path(other), self._integrate(other, events))
+                        self._save(other, self._integrate(other, events))
         return frames
 
     def _integrate(self, info: dict, events: Events) -> np.ndarray | None:
         part = events.between(info['start'], info['end']) if 'start' in info else events
         try:
-            return to_frames(part, self.SIZE, self.frames, self.by, self.duration) if len(part.t) else None
+            return to_frames(part, self.size, self.frames, self.by, self.duration) if len(part.t) else None
         except ValueError as error:
             raise ValueError(f'event file {info["img_path"]!r}: {error}') from error
 
     def _cache_path(self, info: dict) -> str:
-        name = osp.splitext(osp.relpath(info['img_path'], self.data_root))[0]
+        # With its suffix: a.aedat and a.aedat3 are two recordings.
+        name = osp.relpath(info['img_path'], self.data_root)
         window = f'_{info["start"]}-{info["end"]}' if 'start' in info else ''
         return osp.join(self.cache, f'{name}{window}.npz')
 
@@ -128,30 +130,67 @@ class EventDataset(BaseDataset):
             if osp.getmtime(path) < osp.getmtime(info['img_path']):
                 return None
             with np.load(path, allow_pickle=False) as archive:
+                # A cache may be shared by folders, a file replaced by an older one.
+                if archive['source'].tolist() != _fingerprint(info['img_path']):
+                    return None
                 frames = archive['frames']
         except Exception:  # whatever is wrong with it, it is made anew
             return None
         count = frames.shape[0] if self.frames is None and frames.ndim else self.frames
-        if frames.shape != (count, 2, self.SIZE, self.SIZE) or frames.dtype.kind != 'u' or not count:
+        if frames.shape != (count, 2, *self.size) or frames.dtype.kind != 'u' or not count:
             return None
         return frames.astype(np.float32)
 
+    def _save(self, info: dict, frames: np.ndarray | None) -> None:
+        """Write counts, if there are any, so that no other process ever sees a part of the file."""
+        if frames is None:
+            return
+        path = self._cache_path(info)
+        part = f'{path}.{uuid.uuid4().hex}.part'
+        counts = frames.astype(np.min_scalar_type(int(frames.max())))
+        try:
+            os.makedirs(osp.dirname(path), exist_ok=True)
+            with open(part, 'wb') as file:
+                np.savez_compressed(file, frames=counts, source=_fingerprint(info['img_path']))
+            os.replace(part, path)
+        except OSError as error:
+            raise OSError(
+                f'frames cannot be cached as {path!r} ({error}); set cache to a folder or to False'
+            ) from error
+        finally:
+            if osp.exists(part):
+                os.remove(part)
 
-def _save(path: str, frames: np.ndarray | None) -> None:
-    """Writes counts, if there are any, so that no other process ever sees a part of the file."""
-    if frames is None:
-        return
-    part = f'{path}.{uuid.uuid4().hex}.part'
-    try:
-        os.makedirs(osp.dirname(path), exist_ok=True)
-        with open(part, 'wb') as file:
-            np.savez_compressed(file, frames=frames.astype(np.min_scalar_type(int(frames.max()))))
-        os.replace(part, path)
-    except OSError as error:
-        raise OSError(f'frames cannot be cached as {path!r} ({error}); set cache to a folder or to False') from error
-    finally:
-        if osp.exists(part):
-            os.remove(part)
+
+def _fingerprint(path: str) -> list[int]:
+    """Return the length of a file and a checksum of its two ends."""
+    size = osp.getsize(path)
+    with open(path, 'rb') as file:
+        ends = file.read(4096)
+        file.seek(max(0, size - 4096))
+        ends += file.read()
+    return [size, zlib.crc32(ends)]
+
+
+def read_list(path: str) -> list[str]:
+    """Return the recordings that a list names, one per line, as normalized paths below its data set's folder.
+
+    Raises:
+        ValueError: The list names none, one that is outside of the folder, or one twice.
+    """
+    # File names are bytes; those that are not UTF-8 are kept as they are.
+    with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
+        lines = [line.strip() for line in file if line.strip()]
+    if not lines:
+        raise ValueError(f'{path!r} must name a recording a line, but it is empty')
+    names: set[str] = set()
+    for line in lines:
+        name = osp.normpath(line)
+        # Frames are cached under the same name in another folder.
+        if osp.isabs(line) or '..' in Path(line).parts or name in names:
+            raise ValueError(f'{path!r} must name recordings below data_root, each once, got {line!r}')
+        names.add(name)
+    return [osp.normpath(line) for line in lines]
 
 
 @DATASETS.register_module()
@@ -164,7 +203,9 @@ class CIFAR10DVS(EventDataset):
     :func:`mmkron.datasets.events.read_aedat2`.
 
     Args:
-        data_root: folder with one folder a class, such as ``airplane/cifar10_airplane_0.aedat``.
+        data_root: folder with one folder a class, such as ``airplane/cifar10_airplane_0.aedat``. Hidden files do not
+            count.
+        split: ``train`` or ``test``.
         split_rule: ``lexicographic`` or ``tebn``.
         **kwargs: see :class:`EventDataset`.
 
@@ -177,9 +218,10 @@ class CIFAR10DVS(EventDataset):
     )
 
     def __init__(self, data_root: str, split: str = 'train', split_rule: str = 'lexicographic', **kwargs: Any) -> None:
+        check_choice('split', split, SPLITS)
         check_choice('split_rule', split_rule, SPLIT_RULES)
-        self.split_rule = split_rule
-        super().__init__(data_root, split, **kwargs)
+        self.split, self.split_rule = split, split_rule
+        super().__init__(data_root, **kwargs)
 
     def read(self, path: str) -> Events:
         return read_aedat2(path)
@@ -189,7 +231,7 @@ class CIFAR10DVS(EventDataset):
         for label, name in enumerate(self.METAINFO['classes']):
             folder = osp.join(self.data_root, name)
             files = sorted(os.listdir(folder)) if osp.isdir(folder) else []
-            files = [file for file in files if file.endswith('.aedat')]
+            files = [file for file in files if file.endswith('.aedat') and not file.startswith('.')]
             if not files:
                 missing.append(osp.join(folder, '*.aedat'))
             elif len(files) != SAMPLES_A_CLASS:
@@ -231,6 +273,7 @@ class DVS128Gesture(EventDataset):
         data_root: folder with ``trials_to_train.txt``, ``trials_to_test.txt``, and for each recording that they name, a
             line each, such as ``user01_fluorescent.aedat``, that file and ``user01_fluorescent_labels.csv``. Behind a
             header its lines give the class, 1 to 11, and the start and end of a gesture in microseconds.
+        split: ``train`` or ``test``.
         **kwargs: see :class:`EventDataset`.
 
     Raises:
@@ -254,24 +297,20 @@ class DVS128Gesture(EventDataset):
         ),
     )
 
+    def __init__(self, data_root: str, split: str = 'train', **kwargs: Any) -> None:
+        check_choice('split', split, SPLITS)
+        self.split = split
+        super().__init__(data_root, **kwargs)
+
     def read(self, path: str) -> Events:
-        return read_aedat3(path, self.SIZE)
+        return read_aedat3(path, self.size)
 
     def siblings(self, info: dict) -> list[dict]:
         return self._windows[info['img_path']]
 
     def load_data_list(self) -> list[dict]:
         trials = osp.join(self.data_root, f'trials_to_{self.split}.txt')
-        names = []
-        if osp.isfile(trials):
-            with open(trials, encoding='utf-8') as file:
-                names = [line.strip() for line in file if line.strip()]
-            if not names:
-                raise ValueError(f'{trials!r} must name a recording a line, but it is empty')
-            for name in names:
-                # Frames are cached under the same name in another folder.
-                if osp.isabs(name) or '..' in Path(name).parts or names.count(name) > 1:
-                    raise ValueError(f'{trials!r} must name recordings below data_root, each once, got {name!r}')
+        names = read_list(trials) if osp.isfile(trials) else []
         pairs = [(osp.join(self.data_root, name), self._labels_of(name)) for name in names]
         wanted = [path for pair in pairs for path in pair] or [trials]
         missing = [path for path in wanted if not osp.isfile(path)]

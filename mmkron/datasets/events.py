@@ -1,11 +1,13 @@
 """Events of a dynamic vision sensor: readers of three byte formats, and frames of counts.
 
-A reader decodes a whole file with NumPy and refuses one that is damaged, with the byte where that shows.
+A reader decodes a whole file with NumPy. It refuses one that is damaged, with the byte where that shows, and warns of
+times that run backwards or pause for more than a minute, with their number and the first three.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,18 +17,22 @@ import numpy as np
 from mmkron.ops.checks import check_choice, check_int, resolve_size
 
 RULES = ('number', 'time')
-MOST_FRAMES = 10_000  # of a duration; one wrong time in a file would otherwise ask for more memory than there is
+MOST_FRAMES = 10_000  # one wrong time in a file would otherwise ask for more memory than there is
+FEW_FRAMES = 100  # more than these need an event per frame on average
+LONG_PAUSE = 60_000_000  # microseconds
 
 _HEADER_END = b'#!END-HEADER\r\n'
 _PACKET_HEADER = np.dtype(
     dict(
-        names=['type', 'size', 'overflow', 'capacity'],
-        formats=['<u2', '<u4', '<u4', '<u4'],
-        offsets=[0, 4, 12, 16],
+        names=['type', 'size', 'overflow', 'capacity', 'number'],
+        formats=['<i2', '<i4', '<i4', '<i4', '<i4'],
+        offsets=[0, 4, 12, 16, 20],
         itemsize=28,
     )
 )
 _POLARITY = 1  # the type of packet that holds events of pixels
+_NMNIST_MARK = 240  # the y of an overflow mark; the sensor has the rows 0 to 239
+_NMNIST_OVERFLOW = 1 << 13  # microseconds
 
 
 class Events(NamedTuple):
@@ -51,19 +57,21 @@ class Events(NamedTuple):
 
 
 def read_aedat2(path: str | os.PathLike) -> Events:
-    """AEDAT 2.0 of a 128 x 128 sensor, as CIFAR10-DVS uses it.
+    """Read AEDAT 2.0 of a 128 x 128 sensor (DVS128), as in CIFAR10-DVS.
 
-    After header lines that begin with ``#`` each event is two big-endian uint32, an address and a time. The address
-    holds the polarity in bit 0, the sensor's x in bits 1 to 7 and its y in bits 8 to 14; bit 15 is not looked at. As
-    is usual for these data, the image is turned (``x = 127 - y``, ``y = 127 - x``) and the polarity is ``1 - bit 0``.
+    After header lines that begin with ``#``, each event is two big-endian 32-bit integers, an address and a signed
+    time. The address holds the polarity in bit 0, the sensor's x in bits 1 to 7 and its y in bits 8 to 14. Bit 15 marks
+    an external event, which has no pixel: such events are left out, with a warning. As is usual for these data, the
+    image is turned (``x = 127 - y``, ``y = 127 - x``) and the polarity is ``1 - bit 0``. Where the clock overflows,
+    from 2^31 - 1 to -2^31, 2^32 is added to what follows.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is empty, of another version, without a whole header, has an address of more than 16
+        OSError: The file cannot be read.
+        ValueError: The file is empty, of another version, without a whole header, has an address of more than 16
             bits, or ends within an event.
     """
     data = _read(path)
-    _check_version(path, data, '2')
+    _check_version(path, data, '2.0')
     start = 0
     while data[start : start + 1] == b'#':
         end = data.find(b'\n', start)
@@ -72,8 +80,15 @@ def read_aedat2(path: str | os.PathLike) -> Events:
         start = end + 1
     if not start:
         raise _damage(path, 0, f"an AEDAT 2.0 file begins with a header line '#...', this one with {data[:8]!r}")
-    address, t = _records(path, data, start, np.dtype('>u4'), 2, 'events of 8 bytes').astype(np.uint32).T
+    address, time = _records(path, data, start, np.dtype('>u4'), 2, 'events of 8 bytes').astype(np.uint32).T
     _check_all(path, address < 1 << 16, lambda i: start + 8 * i, 'an address of more than 16 bits', address)
+    external = address >> 15 == 1
+    _warn(path, external, lambda i: start + 8 * i, 'are external (bit 15) and left out; addresses', address)
+    t = time.view(np.int32).astype(np.int64)
+    t += (np.diff(t, prepend=t[:1]) < -(1 << 31)).cumsum() << 32
+    kept = np.flatnonzero(~external)
+    address, t = address[kept], t[kept]
+    _warn_of_times(path, t, lambda i: start + 8 * int(kept[i]))
     return _events(t, 127 - (address >> 8 & 0x7F), 127 - (address >> 1 & 0x7F), 1 - (address & 1))
 
 
@@ -83,8 +98,8 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     After a header that ends in the line ``#!END-HEADER`` come packets: 28 bytes that say the type, the bytes of an
     event, the overflows of the clock and the number of events, then the events. Those of pixels, type 1, are two
     little-endian uint32: x from bit 17, y from bit 2 (15 bits each) and the polarity in bit 1 of the first, the lower
-    31 bits of the time in the second. Packets of other types are passed over; the mark of validity, bit 0, is not
-    looked at.
+    31 bits of the time in the second. Packets of other types are passed over. Events that are marked as invalid (bit 0)
+    count, as in other readers of these data, with a warning.
 
     Args:
         path: the file.
@@ -93,11 +108,12 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     Raises:
         OSError: the file cannot be read.
         ValueError: the file is empty, of another version, without an end of the header, ends within a packet, or has
-            an event that is outside of the sensor or of another length or clock than the format's.
+            an event that is outside of the sensor or of another length or clock than the format's. Also a packet
+            whose numbers of events disagree or are negative.
     """
     height, width = resolve_size('size', size)
     data = _read(path)
-    _check_version(path, data, '3')
+    _check_version(path, data, '3.1')
     start = data.find(_HEADER_END) + len(_HEADER_END)
     if start < len(_HEADER_END):
         raise _damage(path, 0, f'no line {_HEADER_END!r} ends the header')
@@ -105,7 +121,11 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     while start < len(data):
         if len(data) - start < _PACKET_HEADER.itemsize:
             raise _damage(path, start, f'the file ends within the header of a packet, after {len(data) - start} bytes')
-        kind, bytes_each, overflow, count = np.frombuffer(data, _PACKET_HEADER, 1, start)[0].item()
+        kind, bytes_each, overflow, count, number = np.frombuffer(data, _PACKET_HEADER, 1, start)[0].item()
+        if min(bytes_each, overflow, count, number) < 0:
+            raise _damage(
+                path, start, f'a packet of {count} ({number}) events of {bytes_each} bytes, overflow {overflow}'
+            )
         body, start = start + _PACKET_HEADER.itemsize, start + _PACKET_HEADER.itemsize + bytes_each * count
         if start > len(data):
             left = len(data) - body
@@ -116,6 +136,8 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
             continue
         if bytes_each != 8:
             raise _damage(path, body, f'an event of a pixel has 8 bytes, those of this packet {bytes_each}')
+        if number != count:  # writers set both to the number of events
+            raise _damage(path, body, f'a packet of {count} events whose header says that it holds {number}')
         words.append(np.frombuffer(data, '<u4', 2 * count, body).reshape(-1, 2))
         packets.append((body, count, overflow))
     event, clock = np.concatenate(words).T
@@ -128,27 +150,39 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     x, y, p = event >> 17, event >> 2 & 0x7FFF, event >> 1 & 1
     _check_inside(path, x, y, offset, height, width)
     _check_all(path, clock < 1 << 31, lambda i: offset(i) + 4, 'a time of more than 31 bits', clock)
-    return _events(np.repeat(overflows << 31, counts) | clock, x, y, p)
+    _warn(path, event & 1 == 0, offset, 'are marked as invalid and counted; first words', event)
+    t = np.repeat(overflows << 31, counts) | clock
+    _warn_of_times(path, t, offset)
+    return _events(t, x, y, p)
 
 
 def read_nmnist(path: str | os.PathLike, size: int | Sequence[int] = 34) -> Events:
-    """Events of 5 bytes of an ATIS sensor, as N-MNIST uses them.
+    """Read events of 5 bytes of an ATIS sensor, as in N-MNIST and N-Caltech101.
 
-    The first two bytes are x and y; the others, big-endian, hold the polarity in bit 23 and the time below.
+    The first two bytes are x and y; the others, big-endian, hold the polarity in bit 23 and the time below. An event
+    with y = 240 is no pixel's: it marks an overflow of the clock and adds 8,192 microseconds to what follows.
 
     Args:
-        path: the file.
-        size: the sensor's side or (H, W).
+        path: The file.
+        size: The sensor's side or (H, W), at most (240, 256).
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is empty, ends within an event, or has one that is outside of the sensor.
+        OSError: The file cannot be read.
+        ValueError: ``size`` is larger than the format can say, or the file is empty, ends within an event, or has one
+            that is outside of the sensor.
     """
     height, width = resolve_size('size', size)
+    if height > _NMNIST_MARK or width > 256:
+        raise ValueError(f'size must be at most (240, 256) in the format of N-MNIST, got {size!r}')
     data = _read(path)
-    x, y, high, middle, low = _records(path, data, 0, np.dtype('u1'), 5, 'events of 5 bytes').astype(np.uint32).T
-    _check_inside(path, x, y, lambda i: 5 * i, height, width)
-    return _events((high & 0x7F) << 16 | middle << 8 | low, x, y, high >> 7)
+    events = _records(path, data, 0, np.dtype('u1'), 5, 'events of 5 bytes').astype(np.int64)
+    marks = events[:, 1] == _NMNIST_MARK
+    kept = np.flatnonzero(~marks)
+    x, y, high, middle, low = events[kept].T
+    _check_inside(path, x, y, lambda i: 5 * int(kept[i]), height, width)
+    t = ((high & 0x7F) << 16 | middle << 8 | low) + _NMNIST_OVERFLOW * marks.cumsum()[kept]
+    _warn_of_times(path, t, lambda i: 5 * int(kept[i]))
+    return _events(t, x, y, high >> 7)
 
 
 def to_frames(
@@ -166,53 +200,88 @@ def to_frames(
     without an event gives a frame of zeros.
 
     Args:
-        events: N events.
-        size: the sensor's side or (H, W).
-        frames: their number, T.
+        events: N events, in any order of their times.
+        size: The sensor's side or (H, W).
+        frames: Their number, T.
         by: ``number`` or ``time``; for ``frames`` only.
-        duration: of a window, in microseconds.
+        duration: Length of a window in microseconds.
 
     Returns:
         (T, 2, H, W) float32, polarity 0 first.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices, both or none of ``frames`` and ``duration``, an event
-            outside of ``size``, or a ``duration`` that would make more than 10,000 frames.
+        TypeError, ValueError: An argument outside these choices, both or none of ``frames`` and ``duration``, arrays of
+            ``events`` that are not integers or differ in length, a polarity other than 0 and 1, an event outside of
+            ``size``, more than 10,000 frames, or more than 100 frames that are more than there are events.
     """
     height, width = resolve_size('size', size)
     check_segments(frames, by, duration)
-    t, x, y, p = events
-    outside = (x < 0) | (x >= width) | (y < 0) | (y >= height)
-    if outside.any():
-        first = int(outside.argmax())
-        raise ValueError(f'events must be inside of size {(height, width)}, got x {x[first]}, y {y[first]}')
+    t, x, y, p = _check_events(events, height, width)
+    span = int(t.max() - t.min()) if len(t) else 0
+    most = min(MOST_FRAMES, max(FEW_FRAMES, len(t)))
     if duration is not None:
-        segment = (t - t.min()) // duration if len(t) else t
-        frames = int(segment.max()) + 1 if len(t) else 1
-        if frames > MOST_FRAMES:
+        frames = span // duration + 1
+        if frames > most:
             raise ValueError(
-                f'duration must cut the events into {MOST_FRAMES:,} frames at most, got {duration} and times from '
+                f'duration must cut {len(t)} events into {most:,} frames at most, got {duration} and times from '
                 f'{t.min()} to {t.max()}, which are {frames:,} frames'
             )
+        segment = (t - t.min()) // duration if len(t) else t
+    elif frames > most:
+        raise ValueError(f'frames must be at most {most:,} for {len(t)} events, got {frames}')
     elif by == 'time':
-        segment = (t - t.min()) // max(1, (t.max() - t.min()) // frames) if len(t) else t
+        segment = (t - t.min()) // max(1, span // frames) if len(t) else t
     else:
         each = len(t) // frames
         segment = np.arange(len(t)) // each if each else np.full(len(t), frames - 1)
-    cell = ((np.minimum(segment, frames - 1) * 2 + (p != 0)) * height + y) * width + x
+    cell = ((np.minimum(segment, frames - 1) * 2 + p) * height + y) * width + x
     counts = np.bincount(cell, minlength=frames * 2 * height * width)
     return counts.reshape(frames, 2, height, width).astype(np.float32)
 
 
 def check_segments(frames: int | None, by: str, duration: int | None) -> None:
-    """Raises TypeError or ValueError unless the arguments of :func:`to_frames` say how to cut events into segments."""
+    """Raise TypeError or ValueError unless the arguments of :func:`to_frames` say how to cut events into segments."""
     check_choice('by', by, RULES)
     if (frames is None) == (duration is None):
         raise ValueError(f'frames or duration must be given and the other be None, got {frames!r} and {duration!r}')
-    if frames is not None:
-        check_int('frames', frames)
-    else:
+    if duration is not None:
         check_int('duration', duration)
+        return
+    check_int('frames', frames)
+    if frames > MOST_FRAMES:
+        raise ValueError(f'frames must be at most {MOST_FRAMES:,}, got {frames}')
+
+
+def _check_events(events: Events, height: int, width: int) -> Events:
+    """Return the arrays of ``events`` as int64.
+
+    Raises:
+        TypeError, ValueError: See :func:`to_frames`.
+    """
+    if not isinstance(events, tuple) or len(events) != len(Events._fields):
+        raise TypeError(f'events must be Events(t, x, y, p), got {type(events).__name__}')
+    for name, values in zip(Events._fields, events):
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in 'iub':
+            raise TypeError(f'{name} of events must be an array of ints, got {getattr(values, "dtype", type(values))}')
+        if values.ndim != 1 or len(values) != len(events[0]):
+            raise ValueError(f'{name} of events must have the shape (N,) of t, got {values.shape}, t {events[0].shape}')
+    t, x, y, p = (values.astype(np.int64) for values in events)
+    if len(t) and not -(1 << 62) < t.min() <= t.max() < 1 << 62:  # differences must not overflow
+        raise ValueError(f't of events must be between -2^62 and 2^62, got {t.min()} to {t.max()}')
+    outside = (x < 0) | (x >= width) | (y < 0) | (y >= height)
+    if outside.any():
+        first = int(outside.argmax())
+        raise ValueError(
+            f'events must be inside of size {(height, width)}, got x {x[first]}, y {y[first]} as the first of '
+            f'{outside.sum()} events that are not'
+        )
+    wrong = (p != 0) & (p != 1)
+    if wrong.any():
+        raise ValueError(
+            f'p of events must be 0 or 1, got {p[wrong][0]} as the first of {wrong.sum()} events that are neither; '
+            'polarities -1 and 1 become 0 and 1 by (p + 1) // 2'
+        )
+    return Events(t, x, y, p)
 
 
 def _damage(path: str | os.PathLike, offset: int, what: str) -> ValueError:
@@ -246,7 +315,7 @@ def _check_all(
 ) -> None:
     if not good.all():
         first = int(good.argmin())
-        raise _damage(path, offset(first), f'{what}: {value[first]:#x}')
+        raise _damage(path, offset(first), f'{what}: {value[first]:#x}, the first of {(~good).sum()} events')
 
 
 def _check_inside(
@@ -256,7 +325,25 @@ def _check_inside(
     if not inside.all():
         first = int(inside.argmin())
         what = f'an event at x {x[first]}, y {y[first]}, outside of the sensor of {width} x {height} pixels'
-        raise _damage(path, offset(first), what)
+        raise _damage(path, offset(first), f'{what}, the first of {(~inside).sum()} events')
+
+
+def _warn(
+    path: str | os.PathLike, found: np.ndarray, offset: Callable[[int], int], what: str, value: np.ndarray
+) -> None:
+    """Warn of the events that ``found`` marks, with their number and the first three."""
+    indices = np.flatnonzero(found)
+    if len(indices):
+        first = ', '.join(f'{value[i]} at byte {offset(int(i))}' for i in indices[:3])
+        more = ', ...' if len(indices) > 3 else ''
+        text = f'event file {os.fspath(path)!r}: {len(indices)} of {len(found)} events {what} {first}{more}'
+        warnings.warn(text, stacklevel=4)
+
+
+def _warn_of_times(path: str | os.PathLike, t: np.ndarray, offset: Callable[[int], int]) -> None:
+    steps = np.diff(t, prepend=t[:1])
+    _warn(path, steps < 0, offset, 'are earlier than the event before them; microseconds', steps)
+    _warn(path, steps > LONG_PAUSE, offset, 'come more than 60 s after the event before them; microseconds', steps)
 
 
 def _events(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> Events:

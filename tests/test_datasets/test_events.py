@@ -1,6 +1,7 @@
 """Events: files in the three byte formats and damaged ones, frames against plain loops."""
 
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -9,13 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmkron.datasets.events import Events, read_aedat2, read_aedat3, read_nmnist, to_frames
+from support.errors import raises
+
+# Random times run backwards, of which the readers warn; the tests of these warnings catch them.
+pytestmark = pytest.mark.filterwarnings('ignore:event file .* of .* events:UserWarning')
 
 FUNCTION_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 
 
-def event_lists(side, bits):
+def event_lists(side, bits, first=0):
     coordinate = st.integers(0, side - 1)
-    return st.lists(st.tuples(st.integers(0, 2**bits - 1), coordinate, coordinate, st.integers(0, 1)), max_size=20)
+    return st.lists(st.tuples(st.integers(first, 2**bits - 1), coordinate, coordinate, st.integers(0, 1)), max_size=20)
 
 
 def put(folder, data, name='events.bin'):
@@ -39,15 +44,38 @@ def make_types(t, x, y, p):
 
 
 @FUNCTION_FIXTURE
-@given(events=event_lists(128, 32))
+@given(events=event_lists(128, 31, -(2**31)))
 def test_aedat2(tmp_path, events):
-    assert rows(read_aedat2(put(tmp_path, aedat2(events)))) == events
+    """Times are signed; the clock overflows where it falls by more than half of its range."""
+    expected, laps = [], 0
+    for i, (t, *event) in enumerate(events):
+        laps += i > 0 and t - events[i - 1][0] < -(2**31)
+        expected.append((t + laps * 2**32, *event))
+    assert rows(read_aedat2(put(tmp_path, aedat2(events)))) == expected
 
 
 def test_aedat2_in_bytes(tmp_path):
-    """One event in bytes: sensor's y 0x11 and x 0x3d, polarity bit 1; the highest of 16 address bits is passed over."""
-    data = b'#!AER-DAT2.0\r\n' + bytes([0, 0, 0x91, 0x3D << 1 | 1, 0, 1, 0, 2])
-    assert rows(read_aedat2(put(tmp_path, data))) == [(0x10002, 127 - 0x11, 127 - 0x3D, 0)]
+    """Two events in bytes: sensor's y 0x11 and x 0x3d, polarity bit 1; the second is 2 us before time 0."""
+    event = bytes([0, 0, 0x11, 0x3D << 1 | 1])
+    data = b'#!AER-DAT2.0\r\n' + event + b'\xff\xff\xff\xfe' + event + bytes([0, 1, 0, 2])
+    place = (127 - 0x11, 127 - 0x3D, 0)
+    assert rows(read_aedat2(put(tmp_path, data))) == [(-2, *place), (0x10002, *place)]
+
+
+def test_aedat2_clock_overflows(tmp_path):
+    times = [2**31 - 6, 2**31 - 1, -(2**31), -(2**31) + 5]
+    events = read_aedat2(put(tmp_path, aedat2([(t, 1, 1, 0) for t in times])))
+    assert np.diff(events.t).tolist() == [5, 1, 5]
+    assert to_frames(events, 128, frames=2, by='time').sum((1, 2, 3)).tolist() == [1, 3]
+
+
+def test_aedat2_external_events(tmp_path):
+    """Bit 15 of the address: no pixel's event. The times of those that stay are looked at."""
+    data = aedat2([(1, 2, 3, 0)]) + struct.pack('>Ii', 0x8000, 2) * 4 + aedat2([(3, 4, 5, 1)], header=b'')
+    with pytest.warns(UserWarning, match='events.bin.* 4 of 6 events are external .* 32768 at byte 32') as caught:
+        events = read_aedat2(put(tmp_path, data))
+    assert rows(events) == [(1, 2, 3, 0), (3, 4, 5, 1)]
+    assert len(caught) == 1
 
 
 @FUNCTION_FIXTURE
@@ -62,10 +90,11 @@ def test_aedat3(tmp_path, first, second, overflow):
 
 
 def test_aedat3_in_bytes(tmp_path):
-    """One event, whose mark of validity is not looked at."""
+    """One event, whose mark of validity is not set: it counts, with a warning."""
     word = bytes([0b10 | 5 << 2, 0, 7 << 1, 0])  # y 5 from bit 2, x 7 from bit 17
     data = aedat3(struct.pack('<HHIIIIII', 1, 0, 8, 4, 1, 1, 1, 0) + word + bytes([9, 0, 0, 0]))
-    assert rows(read_aedat3(put(tmp_path, data), (6, 8))) == [(2**31 + 9, 7, 5, 1)]
+    with pytest.warns(UserWarning, match=f'1 of 1 events are marked as invalid .* at byte {len(aedat3()) + 28}$'):
+        assert rows(read_aedat3(put(tmp_path, data), (6, 8))) == [(2**31 + 9, 7, 5, 1)]
     assert rows(read_aedat3(put(tmp_path, aedat3()))) == []
 
 
@@ -80,6 +109,52 @@ def test_nmnist_in_bytes(tmp_path):
     assert rows(read_nmnist(put(tmp_path, data))) == [(0x102, 3, 30, 1), (2**23 - 1, 33, 0, 0)]
 
 
+def test_nmnist_overflow_marks(tmp_path):
+    """Each adds 8,192 us to what follows, whatever else it says; two in a row add twice that."""
+    mark = bytes([99, 240, 0xFF, 0xFF, 0xFF])
+    first, second, third = (nmnist([event]) for event in [(8000, 1, 2, 1), (5, 3, 4, 0), (6, 5, 6, 1)])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        events = read_nmnist(put(tmp_path, first + mark + second + mark + mark + third))
+    assert rows(events) == [(8000, 1, 2, 1), (8192 + 5, 3, 4, 0), (3 * 8192 + 6, 5, 6, 1)]
+    assert rows(read_nmnist(put(tmp_path, mark))) == []
+    with pytest.raises(ValueError, match='damaged at byte 10: .* y 241,'):
+        read_nmnist(put(tmp_path, first + mark + bytes([0, 241, 0, 0, 0])), (240, 256))
+    for size in ((241, 34), (34, 257), 300):
+        with raises(ValueError, 'size', size):
+            read_nmnist(put(tmp_path, first), size)
+
+
+@pytest.mark.parametrize(
+    ('reader', 'write', 'start'),
+    [
+        (read_aedat2, aedat2, len(aedat2([]))),
+        (read_aedat3, lambda events: aedat3(packet3(events)), len(aedat3()) + 28),
+        (read_nmnist, nmnist, 0),
+    ],
+)
+def test_jumps_of_time(tmp_path, reader, write, start):
+    """Warned of with their number, the first three and where they are; nothing is changed."""
+    width = 5 if reader is read_nmnist else 8
+
+    def warned(times):
+        events = [(t, 1, 1, 1) for t in times]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            assert rows(reader(put(tmp_path, write(events)))) == events
+        return [str(warning.message) for warning in caught]
+
+    assert warned([5, 5, 9, 8_000_000]) == []
+    (text,) = warned([50, 47, 60, 55, 70, 63, 64, 1])
+    assert '4 of 8 events are earlier' in text
+    assert f'-3 at byte {start + width}, -5 at byte {start + 3 * width}, -7 at byte {start + 5 * width}, ...' in text
+    if reader is not read_nmnist:  # whose clock has 8 s
+        assert warned([0, 60_000_000]) == []
+        (text,) = warned([1, 2, 60_000_003])
+        assert '1 of 3 events come more than 60 s after the event before them' in text
+        assert text.endswith(f' 60000001 at byte {start + 2 * width}')
+
+
 START2, START3 = len(aedat2([])), len(aedat3())
 GOOD = [(5, 1, 2, 1)] * 3
 
@@ -90,16 +165,17 @@ GOOD = [(5, 1, 2, 1)] * 3
         (read_aedat2, b'', 0, 'the file is empty'),
         (read_aedat2, b'\0' * 16, 0, r"begins with a header line '#...', this one with b'\\x00"),
         (read_aedat2, b'#!AER-DAT2.0\r\n# cut', 14, 'ends within a header line'),
-        (read_aedat2, b'#!AER-DAT3.1\r\n', 0, r"AEDAT 2 is expected here, but .* b'#!AER-DAT3.1'"),
+        (read_aedat2, b'#!AER-DAT3.1\r\n', 0, r"AEDAT 2.0 is expected here, but .* b'#!AER-DAT3.1'"),
         (read_aedat2, aedat2(GOOD)[:-3], START2 + 16, '5 bytes are left behind 2 events of 8 bytes'),
         (
             read_aedat2,
             aedat2(GOOD) + struct.pack('>II', 0x12345, 0),
             START2 + 24,
-            'an address of more than 16 bits: 0x12345',
+            'an address of more than 16 bits: 0x12345, the first of 1 events',
         ),
         (read_aedat3, b'', 0, 'the file is empty'),
-        (read_aedat3, b'#!AER-DAT2.0\r\n', 0, 'AEDAT 3 is expected here'),
+        (read_aedat3, b'#!AER-DAT2.0\r\n', 0, 'AEDAT 3.1 is expected here'),
+        (read_aedat3, aedat3(packet3(GOOD)).replace(b'3.1', b'3.0'), 0, 'AEDAT 3.1 is expected here'),
         (read_aedat3, aedat3()[:-1], 0, r"no line b'#!END-HEADER\\r\\n' ends the header"),
         (read_aedat3, aedat3(packet3(GOOD), packet3(GOOD)[:20]), START3 + 52, 'header of a packet, after 20 bytes'),
         (
@@ -109,6 +185,9 @@ GOOD = [(5, 1, 2, 1)] * 3
             'a packet of 3 events of 8 bytes, of which 23 bytes are there',
         ),
         (read_aedat3, aedat3(packet3([], kind=7, size=9, capacity=1)), START3 + 28, '1 events of 9 bytes, of which 0'),
+        (read_aedat3, aedat3(packet3(GOOD, number=2)), START3 + 28, '3 events whose header says that it holds 2'),
+        (read_aedat3, aedat3(packet3([], capacity=-1)), START3, 'a packet of -1'),
+        (read_aedat3, aedat3(packet3(GOOD, overflow=-1)), START3, 'overflow -1'),
         (
             read_aedat3,
             aedat3(packet3([], size=4, capacity=0)),
@@ -129,7 +208,12 @@ GOOD = [(5, 1, 2, 1)] * 3
         ),
         (read_nmnist, b'', 0, 'the file is empty'),
         (read_nmnist, nmnist(GOOD)[:-1], 10, '4 bytes are left behind 2 events of 5 bytes'),
-        (read_nmnist, nmnist([*GOOD, (0, 0, 34, 1)]), 15, 'x 0, y 34, outside of the sensor of 34 x 34 pixels'),
+        (
+            read_nmnist,
+            nmnist([*GOOD, (0, 0, 34, 1), (0, 1, 1, 1), (0, 99, 0, 1)]),
+            15,
+            'x 0, y 34, outside of the sensor of 34 x 34 pixels, the first of 2 events',
+        ),
     ],
 )
 def test_damaged(tmp_path, reader, data, offset, what):
@@ -160,7 +244,7 @@ def test_any_damage(tmp_path, data):
     except ValueError as error:
         assert str(error).startswith(f"event file '{path}' is damaged at byte ")  # noqa: PT017
     else:
-        assert all(0 <= x < side and 0 <= y < side and p in (0, 1) and t >= 0 for t, x, y, p in rows(events))
+        assert all(0 <= x < side and 0 <= y < side and p in (0, 1) for t, x, y, p in rows(events))
 
 
 def test_between():
@@ -219,15 +303,65 @@ def test_frames_of_a_duration(count, duration, span):
     np.testing.assert_array_equal(out, loop_frames(events, (8, 8), segments))
 
 
-def test_frames_of_a_duration_that_are_too_many():
-    """A single wrong time must not ask for hundreds of gigabytes."""
-    events = make_types([5, 5 + 9999 * 10], [0, 1], [0, 1], [0, 1])
-    assert to_frames(events, 2, duration=10).shape == (10_000, 2, 2, 2)
-    message = (
-        'duration must cut the events into 10,000 frames at most, got 9 and times from 5 to 99995, .* 11,111 frames'
-    )
-    with pytest.raises(ValueError, match=message):
-        to_frames(events, 2, duration=9)
+def test_frames_that_are_too_many():
+    """A few bytes must not ask for hundreds of gigabytes: above 100, a frame needs an event; above 10,000, none."""
+    t = np.arange(10_000) * 10
+    zeros = np.zeros(10_000, np.int64)
+    events = make_types(t, zeros, zeros, zeros)
+    for rule in (dict(duration=10), dict(frames=10_000)):
+        np.testing.assert_array_equal(to_frames(events, 1, **rule)[:, :, 0, 0], [[1, 0]] * 10_000)
+    for name, value in (('duration', 9), ('frames', 10_001)):
+        with raises(ValueError, name, value):
+            to_frames(events, 1, **{name: value})
+    few = Events(*(values[::1000] for values in events))
+    for rule, count in ((dict(duration=901), 100), (dict(frames=100), 100), (dict(frames=100, by='time'), 100)):
+        assert to_frames(few, 1, **rule).shape == (count, 2, 1, 1)
+    for rule in (dict(duration=900), dict(frames=101), dict(frames=101, by='time')):
+        with raises(ValueError, *next(iter(rule.items()))):
+            to_frames(few, 1, **rule)
+
+
+def test_polarities():
+    """Each of 0 and 1 has its channel, whatever the type; -1 and 1 do not share one."""
+    t = np.arange(4)
+    for p in (np.array([0, 1, 1, 1]), np.array([0, 1, 1, 1], bool), np.array([0, 1, 1, 1], np.uint8)):
+        frames = to_frames(Events(t, t, t, p), 4, frames=1)
+        assert frames.sum((0, 2, 3)).tolist() == [1, 3]
+    signed = np.array([-1, 1, 1, -1], np.int8)
+    with raises(ValueError, 'p', -1) as info:
+        to_frames(Events(t, t, t, signed), 4, frames=1)
+    assert '2 events' in str(info.value)
+    assert to_frames(Events(t, t, t, (signed + 1) // 2), 4, frames=1).sum((0, 2, 3)).tolist() == [2, 2]
+    with raises(ValueError, 'p', 2):
+        to_frames(Events(t, t, t, np.array([0, 1, 2, 1])), 4, frames=1)
+
+
+@pytest.mark.parametrize(
+    ('name', 'values', 'error'),
+    [
+        ('t', np.array([0.0, 1.0, 2.0]), TypeError),
+        ('x', np.array(['0', '1', '2']), TypeError),
+        ('y', [0, 1, 2], TypeError),
+        ('p', np.zeros(2, np.int8), ValueError),
+        ('x', np.zeros((3, 1), np.int16), ValueError),
+        ('t', np.array([0, 1, 2**62]), ValueError),
+        ('t', np.array([-(2**63), 0, 2**63 - 1]), ValueError),
+    ],
+)
+def test_arrays_that_are_no_events(name, values, error):
+    events = make_types([0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 0])._replace(**{name: values})
+    for rule in (dict(frames=2), dict(frames=2, by='time'), dict(duration=1)):
+        with raises(error, name):
+            to_frames(events, 4, **rule)
+
+
+def test_unsigned_arrays():
+    events = make_events(np.random.default_rng(0), 50)
+    unsigned = Events(*(values.astype(np.uint64) for values in events))
+    for rule in (dict(frames=5), dict(frames=5, by='time'), dict(duration=70)):
+        np.testing.assert_array_equal(to_frames(unsigned, 8, **rule), to_frames(events, 8, **rule))
+    with raises(TypeError, 'events'):
+        to_frames(np.zeros((3, 4), np.int64), 8, frames=2)
 
 
 def test_frames_without_events_and_in_any_order():

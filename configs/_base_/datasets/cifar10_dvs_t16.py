@@ -1,7 +1,7 @@
 # QKFormer's split: the last 10 % of each class, in the order of the file names, are the test set.
 dataset_type = 'mmkron.CIFAR10DVS'
 data_root = 'data/cifar10-dvs/'
-data_preprocessor = dict(num_classes=10)
+data_preprocessor = dict(type='mmkron.EventDataPreprocessor', num_classes=10)
 
 train_pipeline = [
     dict(type='mmkron.EventFlip', prob=0.5),

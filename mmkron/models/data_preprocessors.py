@@ -1,0 +1,51 @@
+"""Data preprocessor for MMPretrain. Importing this module imports MMPretrain."""
+
+from __future__ import annotations
+
+from mmpretrain.models.utils import ClsDataPreprocessor
+from torch import Tensor
+
+from mmkron.registry import MODELS
+
+
+@MODELS.register_module()
+class EventDataPreprocessor(ClsDataPreprocessor):
+    """Batch frames of events to (B, T, C, H, W) and, in training, mix them along H and W.
+
+    MMPretrain's ``CutMix`` and ``ResizeMix`` cut dimensions 2 and 3 of a batch, which of (B, T, C, H, W) are C and H,
+    and take the size of the cut from H and W. They see frames as channels here: (B, T C, H, W). So all frames of a
+    sample are cut in the same place. ``Mixup`` does the same in both layouts.
+
+    Args:
+        num_classes: Number of classes, for labels that are mixed.
+        batch_augments: Arguments of MMPretrain's ``RandomBatchAugment``. A classifier passes its ``train_cfg``.
+        pad_size_divisor: Multiple to which H and W are padded with zeros.
+
+    Raises:
+        TypeError: Inputs that are not tensors.
+        ValueError: Inputs that are not (T, C, H, W), or that differ in T or C.
+    """
+
+    def __init__(
+        self, num_classes: int | None = None, batch_augments: dict | None = None, pad_size_divisor: int = 1
+    ) -> None:
+        super().__init__(
+            pad_size_divisor=pad_size_divisor, num_classes=num_classes, batch_augments=batch_augments or None
+        )
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Return ``inputs`` (B, T, C, H, W) float32 and ``data_samples`` of a dict with a batch of samples."""
+        inputs = data['inputs']
+        frames = list(inputs) if isinstance(inputs, (list, tuple, Tensor)) else [inputs]
+        for each in frames:
+            if not isinstance(each, Tensor):
+                raise TypeError(f'inputs must be tensors (T, C, H, W), got {type(each).__name__}')
+            if each.dim() != 4 or each.shape[:2] != frames[0].shape[:2]:
+                shapes = [tuple(item.shape) for item in frames]
+                raise ValueError(
+                    f'inputs must be frames (T, C, H, W) of the same T and C, got shapes {shapes}; mmkron.PadFrames '
+                    'makes T equal'
+                )
+        batch = super().forward(dict(data, inputs=[each.flatten(0, 1) for each in frames]), training)
+        batch['inputs'] = batch['inputs'].unflatten(1, tuple(frames[0].shape[:2]))
+        return batch

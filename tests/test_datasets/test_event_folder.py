@@ -1,0 +1,351 @@
+"""Class folders of recordings and frames: splits, labels, formats, what is left out, and files that are not frames."""
+
+import io
+import os
+import re
+import zipfile
+
+import numpy as np
+import pytest
+from event_files import aedat2, aedat3, nmnist, packet3
+from mmengine.config import ConfigDict
+
+from mmkron.data_checks import files
+from mmkron.datasets import EventFolder, event_folder
+from mmkron.datasets.events import Events, to_frames
+from mmkron.engine import launch
+from support.errors import raises
+from support.tools import ROOT
+
+CLASSES = ('clap', 'roll', 'wave')
+WRITERS = {'.aedat': aedat2, '.aedat3': lambda events: aedat3(packet3(events)), '.bin': nmnist}
+
+
+def random_events(rng, count=60, side=34):
+    columns = [np.sort(rng.integers(0, 1000, count)), *rng.integers(0, side, (2, count)), rng.integers(0, 2, count)]
+    return list(zip(*(column.tolist() for column in columns)))
+
+
+def make(root, splits=('train', 'val'), classes=CLASSES, suffix='.aedat', count=2):
+    """``count`` recordings per class and split; the events of each by its path below ``root``."""
+    rng, made = np.random.default_rng(0), {}
+    for split in splits:
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                path = root / split / name / f'{i}{suffix}'
+                made[path] = random_events(rng)
+                path.write_bytes(WRITERS[suffix](made[path]))
+    return made
+
+
+def samples(dataset):
+    infos = [dataset.get_data_info(i) for i in range(len(dataset))]
+    return [(os.path.relpath(info['img_path'], dataset.data_root), info['gt_label']) for info in infos]
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    texts = []
+    monkeypatch.setattr(event_folder, 'print_log', lambda text, **_: texts.append(text))
+    return texts
+
+
+@pytest.mark.parametrize(('suffix', 'size'), [('.aedat', 128), ('.aedat3', (40, 36)), ('.bin', 34)])
+def test_formats(tmp_path, suffix, size, warned):
+    """The three byte formats, known by suffix and header; twice, so that the second time is from the cache."""
+    made = make(tmp_path, suffix=suffix)
+    for _ in range(2):
+        dataset = EventFolder(str(tmp_path), 'val', size=size, frames=4)
+        assert [label for _, label in samples(dataset)] == [0, 0, 1, 1, 2, 2]
+        assert dataset.metainfo['classes'] == CLASSES
+        for i, (path, _) in enumerate(samples(dataset)):
+            events = Events(*(np.array(column) for column in zip(*made[tmp_path / path])))
+            np.testing.assert_array_equal(dataset[i]['img'], to_frames(events, size, frames=4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['.frames', 'train', 'val']
+    assert warned == []
+
+
+def test_header_tells_the_version(tmp_path):
+    """Both versions of AEDAT are called .aedat; 2.0 is of one sensor alone."""
+    made = make(tmp_path, ['train'], count=1)
+    for path, events in made.items():
+        path.write_bytes(aedat3(packet3(events)))
+    for size in (34, 128):
+        dataset = EventFolder(str(tmp_path), 'train', size=size, frames=2, cache=False)
+        assert [dataset[i]['img'].sum() for i in range(3)] == [60, 60, 60]
+    path = next(iter(made))
+    path.write_bytes(aedat2(made[path]))
+    with raises(ValueError, 'size', (34, 34)):
+        EventFolder(str(tmp_path), 'train', size=34)[0]
+
+
+def test_classes_are_those_of_train(tmp_path, warned):
+    """A class that val lacks shifts no label, nor do hidden folders; a folder that train lacks is refused."""
+    make(tmp_path)
+    for path in (tmp_path / 'val/clap').iterdir():
+        path.unlink()
+    (tmp_path / 'val/clap').rmdir()
+    for hidden in ('train/.ipynb_checkpoints', 'val/.ipynb_checkpoints'):
+        (tmp_path / hidden).mkdir()
+        (tmp_path / hidden / 'x.aedat').touch()
+    (tmp_path / 'val/roll/._0.aedat').touch()
+    dataset = EventFolder(str(tmp_path), 'val')
+    assert dataset.metainfo['classes'] == CLASSES
+    assert samples(dataset) == [
+        (f'val/{name}/{i}.aedat', label) for name, label in (('roll', 1), ('wave', 2)) for i in (0, 1)
+    ]
+    (text,) = warned
+    assert re.search('1 of 3 classes .*/val.*: clap$', text)
+    (tmp_path / 'val/claps').mkdir()
+    with raises(ValueError, str(tmp_path / 'val/claps'), CLASSES):
+        EventFolder(str(tmp_path), 'val')
+
+
+def test_classes_of_metainfo(tmp_path):
+    """Their order is that of the labels, and train need not be there."""
+    make(tmp_path, ['test'])
+    classes = ['wave', 'clap', 'roll']
+    dataset = EventFolder(str(tmp_path), 'test', metainfo=dict(classes=classes))
+    assert samples(dataset)[::2] == [('test/clap/0.aedat', 1), ('test/roll/0.aedat', 2), ('test/wave/0.aedat', 0)]
+    with raises(ValueError, str(tmp_path / 'test/wave')):
+        EventFolder(str(tmp_path), 'test', metainfo=dict(classes=['clap', 'roll']))
+    with raises(FileNotFoundError, str(tmp_path / 'train')):
+        EventFolder(str(tmp_path), 'test')
+    for bad, error in (((), ValueError), (('clap', 'clap'), ValueError), ((1, 2), TypeError)):
+        with raises(error, 'classes', bad):
+            EventFolder(str(tmp_path), 'test', metainfo=dict(classes=bad))
+
+
+def test_nmnist_as_published(tmp_path):
+    digits = tuple('0123456789')
+    make(tmp_path, ['Train', 'Test'], digits, '.bin', count=1)
+    for split in ('Train', 'Test'):
+        dataset = EventFolder(str(tmp_path), split, size=34, metainfo=dict(classes=digits))
+        assert samples(dataset) == [(f'{split}/{digit}/0.bin', int(digit)) for digit in digits]
+
+
+def test_missing_data_message(tmp_path):
+    """The launcher's check: what the config names and the disk lacks, with the layout."""
+    dataset = dict(type='mmkron.EventFolder', data_root=str(tmp_path), data_prefix='train', ann_file='train.txt')
+    missing = files.find_missing(ConfigDict(train_dataloader=dict(dataset=dataset)), ['train'])
+    assert {item.path for item in missing} == {str(tmp_path / 'train'), str(tmp_path / 'train.txt')}
+    assert 'EventFolder reads this layout' in files.describe_missing(missing, 'some.py')
+
+
+def test_without_a_prefix(tmp_path):
+    """The folders of the splits are not classes."""
+    make(tmp_path)
+    with raises(ValueError, str(tmp_path / 'train')):
+        EventFolder(str(tmp_path))
+    with raises(FileNotFoundError, str(tmp_path / 'train/train')):
+        EventFolder(str(tmp_path / 'train'))
+    assert len(EventFolder(str(tmp_path / 'train'), metainfo=dict(classes=CLASSES))) == 6
+
+
+def test_lists(tmp_path):
+    """Both lists have the classes of the folder; the cache beside them is none."""
+    make(tmp_path, ['recordings'])
+    (tmp_path / 'train.txt').write_text('wave/0.aedat\n./clap/1.aedat\n\nroll//0.aedat\n', encoding='utf-8-sig')
+    (tmp_path / 'val.txt').write_text('wave/1.aedat\nroll/1.aedat\n')
+    for root, prefix in ((tmp_path, 'recordings'), (tmp_path / 'recordings', '')):
+        train, val = (
+            EventFolder(str(root), prefix, str(tmp_path / f'{split}.txt'), frames=2) for split in ('train', 'val')
+        )
+        names = [os.path.join(prefix, name) for name in ('wave/0.aedat', 'clap/1.aedat', 'roll/0.aedat')]
+        assert samples(train) == list(zip(names, (2, 0, 1)))
+        assert [label for _, label in samples(val)] == [2, 1]
+        assert train.metainfo['classes'] == val.metainfo['classes'] == CLASSES
+        assert train[0]['img'].sum() == 60
+
+
+@pytest.mark.parametrize(
+    ('lines', 'error', 'value'),
+    [
+        ('wave/0.aedat\nwave/./0.aedat', ValueError, 'wave/./0.aedat'),
+        ('../0.aedat', ValueError, '../0.aedat'),
+        ('/wave/0.aedat', ValueError, '/wave/0.aedat'),
+        ('0.aedat', ValueError, '0.aedat'),
+        ('other/0.aedat', ValueError, 'other/0.aedat'),
+        ('wave/0.aedat 2', ValueError, 'wave/0.aedat 2'),
+        ('\n', ValueError, ''),
+        ('wave/0.aedat\nwave/7.aedat\nwave/8.aedat', FileNotFoundError, 'wave/7.aedat, wave/8.aedat'),
+    ],
+)
+def test_bad_lists(tmp_path, lines, error, value):
+    make(tmp_path, ['.'])
+    (tmp_path / 'train.txt').write_text(lines)
+    with raises(error, str(tmp_path / 'train.txt'), value):
+        EventFolder(str(tmp_path), ann_file='train.txt')
+
+
+def test_what_is_left_out(tmp_path, warned):
+    """Counted, with the first three; a recording that also stands there as frames is refused."""
+    make(tmp_path, ['train'])
+    for name in ('clap/notes.txt', 'clap/0.aedat4', 'roll/0', 'stray.aedat'):
+        (tmp_path / 'train' / name).touch()
+    (tmp_path / 'train/wave/deeper.npy').mkdir()
+    assert len(EventFolder(str(tmp_path), 'train')) == 6
+    (text,) = warned
+    assert re.search('^5 files and folders in .*: stray.aedat, clap/0.aedat4, clap/notes.txt, ...$', text)
+    np.save(tmp_path / 'train/wave/0.npy', np.zeros((16, 2, 128, 128)))
+    with raises(ValueError, str(tmp_path / 'train'), 'wave/0.npy'):
+        EventFolder(str(tmp_path), 'train')
+
+
+def test_nothing_there(tmp_path):
+    with raises(FileNotFoundError, str(tmp_path / 'train')):
+        EventFolder(str(tmp_path), 'train')
+    (tmp_path / 'train/clap').mkdir(parents=True)
+    with raises(FileNotFoundError, str(tmp_path / 'train')):
+        EventFolder(str(tmp_path), 'train')
+    for name in ('val', 'gone'):
+        with raises(FileNotFoundError, str(tmp_path / name)):
+            EventFolder(str(tmp_path), name)
+
+
+def put_frames(root, name='0.npy'):
+    (root / 'train/clap').mkdir(parents=True, exist_ok=True)
+    return root / 'train/clap' / name
+
+
+def test_frames(tmp_path):
+    """As they are, from .npy and .npz, whatever their type and order in memory; nothing is cached."""
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 9, (4, 2, 6, 8))
+    np.save(put_frames(tmp_path, 'a.npy'), frames.astype(np.uint8))
+    np.save(put_frames(tmp_path, 'b.npy'), np.asfortranarray(frames.astype('>f8')))
+    np.savez(put_frames(tmp_path, 'c.npz'), frames)
+    np.savez_compressed(put_frames(tmp_path, 'd.NPZ').open('wb'), frames=frames.astype(np.float16), other=np.zeros(3))
+    dataset = EventFolder(str(tmp_path), 'train', size=(6, 8), frames=4)
+    assert len(dataset) == 4
+    for i in range(4):
+        assert dataset[i]['img'].dtype == np.float32
+        np.testing.assert_array_equal(dataset[i]['img'], frames)
+    assert not (tmp_path / '.frames').exists()
+    np.save(put_frames(tmp_path, 'a.npy'), frames[:3])
+    with raises(ValueError, str(tmp_path / 'train/clap/a.npy'), (3, 2, 6, 8)):
+        dataset[0]
+    assert len(EventFolder(str(tmp_path), 'train', size=(6, 8), frames=None, duration=9)[0]['img']) == 3
+
+
+class Unpickled:
+    def __reduce__(self):
+        return os.mkdir, ('unpickled',)
+
+
+def crafted(shape):
+    """A .npy file of 136 bytes whose header speaks of a large array."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, dict(descr='<f8', fortran_order=False, shape=shape))
+    return file.getvalue() + bytes(8)
+
+
+def written(save, *arrays, **named):
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
+
+
+def zipped(member):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w') as archive:
+        archive.writestr('frames.npy', member)
+    return file.getvalue()
+
+
+GOOD = np.ones((4, 2, 6, 8))
+WHOLE = written(np.savez, GOOD)
+
+
+@pytest.mark.parametrize(
+    'data',
+    [
+        b'',
+        b'40 bytes that are no array, but are a text',
+        written(np.save, GOOD)[:-9],
+        crafted((10_000, 2, 6, 8)),
+        crafted((10**9, 2, 6, 8)),
+        zipped(crafted((10_000, 2, 6, 8))),
+        zipped(crafted((10**12, 2, 6, 8))),
+        WHOLE[:-40],
+        WHOLE[:300] + b'\xff' * 8 + WHOLE[308:],
+        written(np.savez, GOOD, GOOD),
+        written(np.savez),
+        written(np.save, GOOD[:, :1]),
+        written(np.save, GOOD[0]),
+        written(np.save, GOOD.transpose(0, 1, 3, 2)),
+        written(np.save, np.float64(4)),
+        written(np.save, GOOD[:0]),
+        written(np.save, GOOD * 1j),
+        written(np.save, GOOD.astype('S1')),
+        written(np.save, GOOD * np.nan),
+        written(np.save, GOOD * 1e300),
+        written(np.save, np.array([Unpickled()]), allow_pickle=True),
+        written(np.savez, np.array([Unpickled()])),
+    ],
+    ids=lambda data: f'{len(data)} bytes',
+)
+@pytest.mark.parametrize('rule', [dict(frames=4), dict(frames=None, duration=5)])
+def test_files_that_are_not_frames(tmp_path, monkeypatch, data, rule):
+    """One error that names the file; nothing is unpickled."""
+    monkeypatch.chdir(tmp_path)
+    path = put_frames(tmp_path)
+    path.write_bytes(data)
+    dataset = EventFolder(str(tmp_path), 'train', size=(6, 8), **rule)
+    with raises(ValueError, f'frame file {str(path)!r}'):
+        dataset[0]
+    assert not (tmp_path / 'unpickled').exists()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error'),
+    [
+        (dict(data_root=''), TypeError),
+        (dict(data_prefix=dict(img_path='train')), TypeError),
+        (dict(data_prefix='../train'), ValueError),
+        (dict(data_prefix='/train'), ValueError),
+        (dict(ann_file=3), TypeError),
+        (dict(size=0), ValueError),
+        (dict(size='128'), TypeError),
+        (dict(frames=0), ValueError),
+        (dict(frames=10_001), ValueError),
+    ],
+)
+def test_bad_arguments(tmp_path, arguments, error):
+    make(tmp_path, count=1)
+    ((name, value),) = arguments.items()
+    with raises(error, name, value):
+        EventFolder(**dict(dict(data_root=str(tmp_path), data_prefix='train'), **arguments))
+
+
+PAGE = (ROOT / 'docs/events.md').read_text(encoding='utf-8')
+CONFIGS = dict(re.findall(r'```python\n# own events: configs/my/(\w+)\.py\n(.*?)```', PAGE, re.S))
+
+
+def test_configs_of_the_page(tmp_path, monkeypatch, train_args):
+    """A step of training and a validation by the second config, whose base is the first, on recordings and frames."""
+    monkeypatch.chdir(tmp_path)
+    made = make(tmp_path / 'data/moves', suffix='.bin', count=1)
+    for path, events in list(made.items())[::3]:  # of the first class, in each split
+        frames = to_frames(Events(*(np.array(column) for column in zip(*events))), 34, frames=2)
+        np.save(path.with_suffix('.npy'), frames.astype(np.uint16))
+        path.unlink()
+    for each, text in CONFIGS.items():
+        (tmp_path / f'{each}.py').write_text(text.replace("'../", f"'{ROOT}/configs/"))
+    options = ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=3', 'param_scheduler=[]', 'custom_hooks=[]']
+    for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        options += [f'{loader}.num_workers=0', f'{loader}.persistent_workers=False']
+        options += [f'{loader}.dataset.size=34', f'{loader}.dataset.frames=2']
+    assert list(CONFIGS) == ['qkformer_moves', 'qkformer_moves_cutmix']
+    runner = launch.train(train_args(tmp_path / 'qkformer_moves_cutmix.py', '--cfg-options', *options))
+    assert runner.iter == 1
+    assert runner.train_dataloader.dataset.metainfo['classes'] == CLASSES
+    assert runner.model.head.num_classes == len(CLASSES)
+    assert type(runner.model.data_preprocessor).__name__ == 'EventDataPreprocessor'
+    augments = [type(augment).__name__ for augment in runner.model.data_preprocessor.batch_augments.augments]
+    assert augments == ['Mixup', 'CutMix']
+    (loss,), _ = runner.message_hub.log_scalars['train/loss'].data
+    assert np.isfinite(loss)
+    (accuracy,), _ = runner.message_hub.log_scalars['val/accuracy/top1'].data
+    assert 0 <= accuracy <= 100
