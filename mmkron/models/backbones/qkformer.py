@@ -23,7 +23,7 @@ from mmkron.layers.spiking import (
     TokenQKAttention,
 )
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import check_choice, check_int, check_map, check_number
+from mmkron.ops.checks import check_choice, check_floating, check_int, check_map, check_number
 from mmkron.registry import MODELS
 
 ATTENTIONS = {'qkta': TokenQKAttention, 'qkca': ChannelQKAttention, 'ssa': SpikingSelfAttention}
@@ -201,16 +201,19 @@ class QKFormer(Backbone):
         """Raise TypeError or ValueError unless ``x`` is what :meth:`forward` takes."""
         if torch.jit.is_tracing():
             return
-        check_map('x', x[:, 0] if frames and x.shape[1] else x, self.in_channels)
-        if frames and x.shape[1] != self.steps:
+        if not frames:
+            check_map('x', x, self.in_channels)
+            if self.frames_only:
+                raise ValueError(
+                    f'x must be frames of events (B, T, C, H, W), got shape {tuple(x.shape)}; one sample (T, C, H, W) '
+                    f'is the batch x[None], a still image (B, C, H, W) is x[:, None].repeat(1, T, 1, 1, 1)'
+                )
+            return
+        check_floating('x', x)
+        if tuple(x.shape[1:3]) != (self.steps, self.in_channels) or 0 in x.shape:
             raise ValueError(
-                f'x must be frames (B, T, C, H, W) with T equal to steps={self.steps}, got shape {tuple(x.shape)}; '
-                f'the data and the argument steps of {type(self).__name__} must agree'
-            )
-        if self.frames_only and not frames:
-            raise ValueError(
-                f'x must be frames of events (B, T, C, H, W) with T equal to steps={self.steps}, got shape '
-                f'{tuple(x.shape)}; for one sample (T, C, H, W) pass x[None]'
+                f'x must be frames (B, T, C, H, W) with T = {self.steps} (the argument steps), C = {self.in_channels} '
+                f'and no empty dimension, got shape {tuple(x.shape)}'
             )
 
 
