@@ -269,11 +269,11 @@ def test_constructing_initializes(case):
     """Without init_weights the parameters have the values that it gives: the same constants, as wide a spread."""
     torch.manual_seed(0)
     model = case.cls(**case.kwargs)
-    constructed = {name: p.detach().clone() for name, p in model.named_parameters()}
+    constructed = copy.deepcopy(model.state_dict())
     model.init_weights()
     drawn = 0
-    for name, expected in model.named_parameters():
-        value = constructed[name]
+    for name, _ in model.named_parameters():
+        value, expected = constructed[name], model.state_dict()[name]
         if expected.unique().numel() == 1:
             assert torch.equal(value, expected), name
         elif expected.numel() > 30:
@@ -301,10 +301,10 @@ def test_half_precision(case, dtype):
         buffers = [b.float() for name, b in model.named_buffers() if 'running' in name]
         results.append((out.detach().float(), step, torch.cat(buffers)))
     (out, step, buffers), (wide_out, wide_step, wide_buffers) = results
-    exact = 1 if dtype == torch.float16 else 4
-    assert (out - wide_out).norm() < 0.02 * exact * (4 if spiking else 1) * wide_out.norm()
-    assert torch.cosine_similarity(step, wide_step, dim=0) > 1 - 0.02 * exact
-    assert (buffers - wide_buffers).norm() < 0.01 * exact * wide_buffers.norm()
+    narrow = dtype == torch.bfloat16
+    assert (out - wide_out).norm() < (0.1 if narrow else 0.03) * (3 if spiking else 1) * wide_out.norm()
+    assert torch.cosine_similarity(step, wide_step, dim=0) > (0.85 if narrow else 0.95)
+    assert (buffers - wide_buffers).norm() < (0.05 if narrow else 0.01) * wide_buffers.norm()
 
 
 def test_no_state_between_calls(case):
