@@ -56,15 +56,20 @@ class CoefficientNorm(nn.BatchNorm2d):
         return out
 
 
-def coefficient_state(bn: _BatchNorm) -> CoefficientBN:
-    """Return what the operators take of a batch norm, in float32 or wider; count the batch if it is training."""
+def coefficient_state(bn: _BatchNorm, look: bool = False) -> CoefficientBN:
+    """Return what the operators take of a batch norm, in float32 or wider.
+
+    In training the batch is counted, or, to ``look`` only, the running statistics are left out.
+    """
     momentum = bn.momentum
-    if bn.training:
+    if bn.training and not look:
         bn.num_batches_tracked.add_(1)
         if momentum is None:  # a plain average, as in torch's batch norm
             momentum = 1 / float(bn.num_batches_tracked)
     tensors = (bn.weight, bn.bias, bn.running_mean, bn.running_var)
     tensors = [x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+    if bn.training and look:
+        tensors[2:] = None, None
     return CoefficientBN(*tensors, bn.training, momentum, bn.eps)
 
 
@@ -196,9 +201,8 @@ class KroneckerAttention2d(BaseModule):
         """
         self._check(x, context)
         query, key, _ = self._columns(x, context)
-        bn, state = self.coefficient_bn, None
-        if bn is not None:
-            state = CoefficientBN(bn.weight, bn.bias, eps=bn.eps) if bn.training else coefficient_state(bn)
+        bn = self.coefficient_bn
+        state = None if bn is None else coefficient_state(bn, look=True)
         return attention_coefficients(query, key, self.norm, self.scale, state)
 
     def _check(self, x: Tensor, context: Tensor | None, empty_batch: bool = False) -> None:

@@ -353,6 +353,8 @@ def test_half_precision(norm, channels, dtype):
     torch.testing.assert_close(ours.running_var.float(), theirs.running_var, rtol=0.02, atol=0)
     torch.testing.assert_close(ours.running_mean.float(), theirs.running_mean, rtol=0.02, atol=0.01)
     assert ours.num_batches_tracked == 3
+    torch.testing.assert_close(layer.coefficients(x).float(), wide.coefficients(x.float()), rtol=0.05, atol=0.02)
+    assert ours.num_batches_tracked == 3
     layer(1000 * x)
     assert ours.running_var.isfinite().all()
     assert layer.eval()(x).isfinite().all()
