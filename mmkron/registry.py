@@ -7,13 +7,31 @@ without ``custom_imports``.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
-from mmengine.registry import Registry
+from mmengine.registry import Registry as MMEngineRegistry
+
+
+class Registry(MMEngineRegistry):
+    """Registry that lets a class replace itself: its module is reloaded, or a notebook's cell runs again.
+
+    Another class of a registered name is an error, as in MMEngine.
+    """
+
+    def _register_module(self, module: Any, module_name: str | list[str] | None = None, force: bool = False) -> None:
+        names = module_name if isinstance(module_name, list) else [module_name or getattr(module, '__name__', None)]
+        taken = [self._module_dict[name] for name in names if name in self._module_dict]
+        same = all(_origin(other) == _origin(module) for other in taken)
+        super()._register_module(module, module_name, force or same)
+
+
+def _origin(module: Any) -> tuple[Any, Any]:
+    return getattr(module, '__module__', None), getattr(module, '__qualname__', None)
 
 
 class ModelRegistry(Registry):

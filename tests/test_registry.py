@@ -1,5 +1,6 @@
 """Names resolve by prefix from every host, from any folder, and without the hosts."""
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ from mmengine.registry import DATASETS, MODELS, TRANSFORMS, DefaultScope
 
 import mmkron.datasets
 import mmkron.models
+import mmkron.registry
 
 NAMES = {
     MODELS: [*mmkron.models.__all__, *mmkron.models.MODELS.NEEDS_HOST],
@@ -105,3 +107,54 @@ def test_custom_imports_are_harmless(tmp_path):
     (tmp_path / 'config.py').write_text("custom_imports = dict(imports=['mmkron'])\n")
     code = "from mmengine.config import Config; Config.fromfile('config.py'); Config.fromfile('config.py'); print('ok')"
     assert run(code, tmp_path) == 'ok'
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Modules of mmkron that are put back, with what they registered, after they were reloaded."""
+    for registry in vars(mmkron.registry).values():
+        if isinstance(registry, mmkron.registry.Registry):
+            monkeypatch.setattr(registry, '_module_dict', dict(registry.module_dict))
+    return lambda name: keep(monkeypatch, name)
+
+
+def keep(monkeypatch, name):
+    module = importlib.import_module(name)
+    for key, value in list(vars(module).items()):
+        monkeypatch.setattr(module, key, value)
+    return module
+
+
+@pytest.mark.parametrize(
+    ('registry', 'module', 'name'),
+    [
+        ('MODELS', 'mmkron.models.backbones.kanet', 'KANet'),
+        ('MODELS', 'mmkron.layers.lambda_layer', 'LambdaLayer'),
+        ('DATASETS', 'mmkron.datasets.digits', 'Digits'),
+        ('TRANSFORMS', 'mmkron.datasets.event_transforms', 'EventFlip'),
+        ('STRATEGIES', 'mmkron.engine.flexible', 'FSDPStrategy'),
+        ('HOOKS', 'mmkron.engine.hooks.checkpoint', 'CheckpointHook'),
+    ],
+)
+def test_reload(modules, registry, module, name):
+    """The new class takes the old one's place, as often as its module is reloaded."""
+    module = modules(module)
+    registry = getattr(mmkron.registry, registry)
+    for _ in range(2):
+        before = registry.get(name)
+        importlib.reload(module)
+        assert registry.get(name) is getattr(module, name) is not before
+
+
+def test_clash(modules):
+    """Another class of a registered name is refused, whether its module or its place in the module differs."""
+    before = modules('mmkron.models.backbones.kanet').KANet
+    for origin in (dict(), dict(__module__=before.__module__), dict(__qualname__='KANet')):
+        other = type('KANet', (), {'__qualname__': 'outer.KANet', **origin})
+        with pytest.raises(KeyError, match='KANet is already registered in model'):
+            mmkron.registry.MODELS.register_module()(other)
+    with pytest.raises(KeyError, match='KANet is already registered'):
+        mmkron.registry.MODELS.register_module(name=['New', 'KANet'])(type('New', (), {}))
+    assert mmkron.registry.MODELS.get('KANet') is before
+    mmkron.registry.MODELS.register_module(force=True)(other)
+    assert mmkron.registry.MODELS.get('KANet') is other

@@ -8,7 +8,10 @@ import torch
 import torch.nn as nn
 from mmengine.model import BaseModule
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmkron.layers.empty import empty_map
+from mmkron.layers.initialize import initialize
 from mmkron.ops.checks import check_choice, check_int, check_map, check_number
 from mmkron.ops.kronecker import (
     NORMS,
@@ -33,6 +36,41 @@ REDUCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
     'dense': (_columns, _columns),
     'pooled': (_columns, pool_context),
 }
+
+
+class CoefficientNorm(nn.BatchNorm2d):
+    """Batch norm of the attention coefficients as one channel, whose ``forward`` is the attention that uses them.
+
+    A wrapper of the batch norms alone, as FSDP puts around them in mixed precision, has their weights only while it is
+    called.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, norm: str, scale: float) -> Tensor:
+        """Columns (B, d, n), (B, d, m) and (B, p, m) -> (B, p, n); see :func:`mmkron.ops.kronecker.attend`."""
+        state = coefficient_state(self)
+        out = attend(query, key, value, norm, scale, state)
+        for buffer, updated in ((self.running_mean, state.running_mean), (self.running_var, state.running_var)):
+            if buffer is not None and buffer.dtype != updated.dtype:
+                limits = torch.finfo(buffer.dtype)
+                buffer.copy_(updated.clamp(limits.min, limits.max))
+        return out
+
+
+def coefficient_state(bn: _BatchNorm, look: bool = False) -> CoefficientBN:
+    """Return what the operators take of a batch norm, in float32 or wider.
+
+    In training the batch is counted, or, to ``look`` only, the running statistics are left out.
+    """
+    momentum = bn.momentum
+    if bn.training and not look:
+        bn.num_batches_tracked.add_(1)
+        if momentum is None:  # a plain average, as in torch's batch norm
+            momentum = 1 / float(bn.num_batches_tracked)
+    tensors = (bn.weight, bn.bias, bn.running_mean, bn.running_var)
+    tensors = [x if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+    if bn.training and look:
+        tensors[2:] = None, None
+    return CoefficientBN(*tensors, bn.training, momentum, bn.eps)
 
 
 @MODELS.register_module()
@@ -111,7 +149,7 @@ class KroneckerAttention2d(BaseModule):
             if residual and 'v' in maps:
                 init_cfg['override'] = dict(type='Constant', name='value_map', val=0)
         super().__init__(init_cfg)
-        self.channels = channels
+        self.channels, self.out_channels = channels, out_channels
         self.context_channels = context_channels
         self.mode = mode
         self.norm = norm
@@ -125,20 +163,25 @@ class KroneckerAttention2d(BaseModule):
         if residual and 'v' in maps:
             # Also where a host loads pretrained weights and initialises nothing else.
             nn.init.zeros_(self.value_map.weight)
-        self.coefficient_bn = None if norm == 'softmax' else nn.BatchNorm2d(1)
+        self.coefficient_bn = None if norm == 'softmax' else CoefficientNorm(1)
         if norm == 'bn_softmax':
             # Softmax cancels a shift.
             self.coefficient_bn.register_parameter('bias', None)
+        initialize(self)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Maps (B, C, H, W) and, for cross-attention, (B, C', H', W') -> (B, out_channels, H, W).
+
+        A batch of none, as of regions where nothing was found, gives one of none.
 
         Raises:
             TypeError: an input that is no floating-point tensor.
             ValueError: an input that is empty, no map, or of other channels or batch size.
         """
-        query, key, value = self._columns(x, context)
-        out = attend(query, key, value, self.norm, self.scale, self._bn_state())
+        self._check(x, context, empty_batch=True)
+        if not torch.jit.is_tracing() and x.shape[0] == 0:
+            return empty_map(self, self.out_channels, *(map_ for map_ in (x, context) if map_ is not None))
+        out = self._attend(*self._columns(x, context))
         means = REDUCTIONS[self.mode][0] is axis_means
         out = outer_sum(out, x.shape[2:]) if means else out.reshape(*out.shape[:2], *x.shape[2:])
         if not self.residual:
@@ -156,16 +199,19 @@ class KroneckerAttention2d(BaseModule):
             the H rows. m keys: in modes ``kv`` and ``qkv`` the means of the W columns and of the H rows of the
             context, else its (pooled) positions.
         """
+        self._check(x, context)
         query, key, _ = self._columns(x, context)
         bn = self.coefficient_bn
-        state = CoefficientBN(bn.weight, bn.bias, eps=bn.eps) if bn is not None and bn.training else self._bn_state()
+        state = None if bn is None else coefficient_state(bn, look=True)
         return attention_coefficients(query, key, self.norm, self.scale, state)
+
+    def _check(self, x: Tensor, context: Tensor | None, empty_batch: bool = False) -> None:
+        check_map('x', x, self.channels, empty_batch=empty_batch)
+        if context is not None:
+            check_map('context', context, self.context_channels, like=x, empty_batch=empty_batch)
 
     def _columns(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The mapped columns of query, key and value."""
-        check_map('x', x, self.channels)
-        if context is not None:
-            check_map('context', context, self.context_channels, like=x)
         reduce_query, reduce_context = REDUCTIONS[self.mode]
         query = reduce_query(x)
         if context is None:
@@ -181,16 +227,14 @@ class KroneckerAttention2d(BaseModule):
         # K^T (W X) = (W^T K)^T X, and there are only H + W keys.
         return query, torch.matmul(query_map.weight[:, :, 0].t(), key), value
 
-    def _bn_state(self) -> CoefficientBN | None:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         bn = self.coefficient_bn
         if bn is None:
-            return None
-        momentum = bn.momentum
-        if bn.training:
-            bn.num_batches_tracked.add_(1)
-            if momentum is None:  # a plain average, as in torch's batch norm
-                momentum = 1 / float(bn.num_batches_tracked)
-        return CoefficientBN(bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.training, momentum, bn.eps)
+            return attend(query, key, value, self.norm, self.scale)
+        if isinstance(bn, _BatchNorm):
+            # By the class: a host may have put its synchronized batch norm in this one's place.
+            return CoefficientNorm.forward(bn, query, key, value, self.norm, self.scale)
+        return bn(query, key, value, self.norm, self.scale)
 
     def extra_repr(self) -> str:
         return f'{self.channels}, mode={self.mode!r}, norm={self.norm!r}, scale={self.scale}, residual={self.residual}'

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmkron.layers.empty import empty_map
+from mmkron.layers.initialize import initialize
 from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_int, check_map, resolve_size
 from mmkron.ops.lambdas import content_matrix, position_lambda
@@ -99,6 +101,7 @@ class LambdaLayer(BaseModule):
         self.position_table = nn.Parameter(torch.empty(intra_depth, dim_key, *sides))
         self.position_bias = nn.Parameter(torch.zeros(dim_key)) if position_bias else None
         self.reset_parameters()
+        initialize(self)
         self._register_load_state_dict_pre_hook(self._fit_position_table)
 
     def reset_parameters(self) -> None:
@@ -122,7 +125,7 @@ class LambdaLayer(BaseModule):
         """Map (B, dim, H, W) -> (B, dim_out, H, W).
 
         Args:
-            x: the map.
+            x: the map. A batch of none, as of regions where nothing was found, gives one of none.
             key_mask: bool (B, H, W), true where a position takes part in the content lambda; all by default.
 
         Raises:
@@ -130,7 +133,9 @@ class LambdaLayer(BaseModule):
             ValueError: an input that is empty, no map, or of other channels; a mask of another shape, or without a
                 position for some sample.
         """
-        check_map('x', x, self.dim)
+        check_map('x', x, self.dim, empty_batch=True)
+        if not torch.jit.is_tracing() and x.shape[0] == 0:
+            return empty_map(self, self.dim_out, x)
         batch, _, *size = x.shape
         query, key, value = self.qkv_map(x).split(self.widths, 1)
         query = self.query_norm(query).reshape(batch, self.heads, self.dim_key, *size)

@@ -62,7 +62,8 @@ class LIF(nn.Module):
         if kind == 'plif':
             if not 1 < tau < math.inf:
                 raise ValueError(f'tau of a plif neuron must be above 1 and finite, got {tau!r}')
-            self.weight = nn.Parameter(torch.tensor(-math.log(tau - 1)))
+            self.weight = nn.Parameter(torch.tensor([-math.log(tau - 1)]))  # FSDP takes none without dimensions
+            self._register_load_state_dict_pre_hook(self._add_dimension)
 
     def settings(self) -> dict[str, Any]:
         """Arguments of :func:`mmkron.ops.lif`."""
@@ -75,6 +76,12 @@ class LIF(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Currents (T, ...) -> spikes (T, ...); with ``return_state`` the last potentials (...), too."""
         return lif(x, v0, return_state=return_state, **self.settings())
+
+    def _add_dimension(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Fit a time constant that was saved without dimensions."""
+        weight = state_dict.get(f'{prefix}weight')
+        if weight is not None and weight.dim() == 0:
+            state_dict[f'{prefix}weight'] = weight.reshape(1)
 
     def extra_repr(self) -> str:
         return f'{self.kind}, tau={self.tau}, v_threshold={self.v_threshold}'
@@ -144,6 +151,7 @@ class SpikingConv(nn.Module):
             and type(self.norm) is nn.BatchNorm2d
             and self.norm.training
             and self.norm.affine
+            and self.norm.weight.dtype in (torch.float32, torch.float64)  # as the statistics, which are never narrower
             and self.norm.track_running_stats
             and self.norm.momentum is not None
             and type(self.neuron) is LIF

@@ -39,7 +39,9 @@ def check_floating(name: str, x: Any) -> None:
         raise TypeError(f'{name} must be a floating-point tensor, got {got}')
 
 
-def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | None = None) -> None:
+def check_map(
+    name: str, x: Any, channels: int | None = None, like: Tensor | None = None, empty_batch: bool = False
+) -> None:
     """Raises unless ``x`` is a non-empty floating-point map (B, C, H, W).
 
     Args:
@@ -47,6 +49,7 @@ def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | Non
         x: the input.
         channels: the channels that it must have.
         like: a map whose batch size and dtype it must have.
+        empty_batch: Whether B may be 0.
 
     Raises:
         TypeError: no tensor, no floating-point tensor, or of another dtype than ``like``.
@@ -55,7 +58,7 @@ def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | Non
     if torch.jit.is_tracing():
         return
     check_floating(name, x)
-    if x.dim() != 4 or 0 in x.shape:
+    if x.dim() != 4 or 0 in x.shape[1 if empty_batch else 0 :]:
         raise ValueError(f'{name} must be a map (B, C, H, W) with no empty dimension, got shape {tuple(x.shape)}')
     if channels is not None and x.shape[1] != channels:
         raise ValueError(f'{name} must have {channels} channels, got shape {tuple(x.shape)}')

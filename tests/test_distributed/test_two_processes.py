@@ -18,7 +18,7 @@ from support.tools import ROOT, load_tool
 
 HERE = ROOT / 'tests' / 'test_distributed'
 DIGITS = ROOT / 'configs/kanet/kanet-kv_digits.py'
-TASKS = ['ddp', 'fsdp', 'spiking', 'fsdp_runs']
+TASKS = ['ddp', 'fsdp', 'fsdp_mixed', 'spiking', 'fsdp_runs']
 try:
     import mmcv.ops  # noqa: F401
 
@@ -109,13 +109,23 @@ def test_ddp_gradients(results):
 def test_fsdp_step(results):
     """A step of each backbone equals one on the joint batch, and what is saved loads into an unsharded backbone."""
     for backbones in result(results, 'fsdp'):
-        assert len(backbones) == 12
+        assert len(backbones) == 13
         for name, found in backbones.items():
             assert found['error'] < 1e-6, name
             assert found['moved'] > 0.9, name  # a softmax does not see a shift, so some gradients are zero
             # Blocks of a stage that share their position embeddings stay with the root.
             assert 0 < found['units'] <= found['blocks'], name
             assert (found['units'] == found['blocks']) == ('v1.5' not in name), name
+
+
+def test_fsdp_in_mixed_precision(results):
+    """A step in bfloat16 is near the one on the joint batch, that of the norms of attention coefficients, too."""
+    for norms in result(results, 'fsdp_mixed'):
+        assert norms.keys() == {'bn_softmax', 'bn'}
+        for norm, found in norms.items():
+            assert found['count'] == (10 if norm == 'bn_softmax' else 20), norm
+            assert found['cosine'] > 0.95, norm
+            assert found['gains'] > 0.9, norm
 
 
 @pytest.mark.parametrize(('task', 'lr'), [('segmentor', None), ('detector', None), ('spiking', 0.003 * 2 * 16 / 32)])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.nn.parallel import DistributedDataParallel
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -67,40 +67,71 @@ def ddp(_):
     return results
 
 
-def fsdp(out):
-    """Writes what FSDP saves after a step of each backbone; returns how far it is from a step on the joint batch."""
+def sharded_step(model, out, number, lr=0.1, **wrapper):
+    """What FSDP saves after a step on this process's half of the batch, and the number of units but the root."""
     from mmkron.engine.flexible import FSDPStrategy
 
+    half = batches()[1].to(next(model.parameters()).dtype)
+    strategy = FSDPStrategy(
+        work_dir=str(out / 'fsdp'),
+        env_kwargs=dict(launcher='pytorch', randomness=dict(seed=0)),
+        log_kwargs=dict(log_level='ERROR'),
+        model_wrapper=dict(device_id='cpu', **wrapper),
+    )
+    strategy.prepare(model, optim_wrapper=dict(optimizer=dict(type='SGD', lr=lr)))
+    units = sum(isinstance(module, FullyShardedDataParallel) for module in strategy.model.modules())
+    strategy.model.eval()
+    strategy.optim_wrapper.update_params(loss_of(strategy.model(half)))
+    path = out / f'fsdp-{number}.pth'
+    strategy.save_checkpoint(str(path))
+    dist.barrier()
+    return torch.load(path, weights_only=True)['state_dict'], units - 1
+
+
+def fsdp(out):
+    """Compares a sharded step of each backbone with one on the joint batch."""
     results = {}
-    for number, case in enumerate(CASES):
+    plif = CASES[-1]._replace(kwargs={**CASES[-1].kwargs, 'neuron_cfg': dict(kind='plif', v_threshold=0.2)})
+    for number, case in enumerate([*CASES, plif]):
         model = settle(build(case, with_cp=bool(number % 2))).double()
-        joint, half = batches()
         plain = copy.deepcopy(model)
-        joint_gradients(plain, joint)
+        joint_gradients(plain, batches()[0])
         torch.optim.SGD(plain.parameters(), lr=0.1).step()
-        strategy = FSDPStrategy(
-            work_dir=str(out / 'fsdp'),
-            env_kwargs=dict(launcher='pytorch', randomness=dict(seed=0)),
-            log_kwargs=dict(log_level='ERROR'),
-            model_wrapper=dict(device_id='cpu'),
-        )
-        strategy.prepare(model, optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)))
-        units = sum(isinstance(module, FullyShardedDataParallel) for module in strategy.model.modules())
-        strategy.model.eval()
-        strategy.optim_wrapper.update_params(loss_of(strategy.model(half)))
-        path = out / f'fsdp-{number}.pth'
-        strategy.save_checkpoint(str(path))
-        dist.barrier()
-        saved = torch.load(path, weights_only=True)['state_dict']
+        saved, units = sharded_step(model, out, number)
         single = case.cls(**case.kwargs)
         single.load_state_dict(saved, strict=True)
         blocks = sum(len(stage) for stage in single.stages)
         moved = [not torch.equal(saved[name], p) for name, p in build(case).double().named_parameters()]
-        results[identify(case)] = dict(
+        results['plif' if case is plif else identify(case)] = dict(
             error=worst(saved, plain.state_dict()),
             moved=sum(moved) / len(moved),
-            units=units - 1,
+            units=units,
             blocks=blocks,
+        )
+    return results
+
+
+def fsdp_mixed(out):
+    """Compares a sharded step in bfloat16 with one on the joint batch by its cosine, also that of the norms."""
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    results = {}
+    for number, norm in enumerate(('bn_softmax', 'bn')):
+        model = settle(build(CASES[0], coefficient_norm=norm))
+        plain = copy.deepcopy(model)
+        before = {name: p.detach().clone() for name, p in plain.named_parameters()}
+        joint_gradients(plain, batches()[0].float())
+        torch.optim.SGD(plain.parameters(), lr=1e5).step()  # so that the norms' small steps are not rounded away
+        saved, _ = sharded_step(model, out, f'mixed-{number}', lr=1e5, mixed_precision=precision)
+        steps = {
+            name: (saved[name] - old, p.detach() - old)
+            for (name, p), old in zip(plain.named_parameters(), before.values())
+        }
+        ours, theirs = (torch.cat([pair[i].flatten() for pair in steps.values()]) for i in (0, 1))
+        gains = [pair for name, pair in steps.items() if 'coefficient_bn' in name]
+        results[norm] = dict(
+            cosine=float(torch.cosine_similarity(ours, theirs, dim=0)),
+            gains=float(torch.cosine_similarity(*(torch.cat([pair[i] for pair in gains]) for i in (0, 1)), dim=0)),
+            count=len(gains),
         )
     return results
 
@@ -170,7 +201,8 @@ def fsdp_runs(out):
     }
 
 
-TASKS = dict(ddp=ddp, fsdp=fsdp, segmentor=segmentor, detector=detector, spiking=spiking, fsdp_runs=fsdp_runs)
+TASKS = dict(ddp=ddp, fsdp=fsdp, fsdp_mixed=fsdp_mixed, segmentor=segmentor, detector=detector, spiking=spiking)
+TASKS.update(fsdp_runs=fsdp_runs)
 
 
 def main() -> None:
@@ -178,7 +210,7 @@ def main() -> None:
     warnings.filterwarnings('ignore', category=FutureWarning)
     results = {}
     for name in sys.argv[2:]:
-        own_group = name in ('ddp', 'fsdp')
+        own_group = name in ('ddp', 'fsdp', 'fsdp_mixed')
         if own_group:
             os.environ['MASTER_PORT'] = next(PORTS)
             dist.init_process_group('gloo')

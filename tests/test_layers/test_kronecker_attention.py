@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_plugin_layer
 
-from mmkron.layers import KroneckerAttention2d
+from mmkron.layers import KroneckerAttention2d, LambdaLayer
 from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+from support.errors import raises
 
 OPERATORS = {
     'kv': kronecker_attention_kv,
@@ -282,3 +283,103 @@ def test_query_map_that_has_to_be_called():
         layer.query_map = parametrized.train(False)
         query, key, value = (F.conv2d(x, m.weight[..., None]) for m in (parametrized, layer.key_map, layer.value_map))
         torch.testing.assert_close(layer(x), kronecker_attention_kv(query, key, value))
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('mode', list(OPERATORS))
+@pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
+def test_no_map_in_the_batch(mode, norm, training):
+    """No regions of interest: an empty output, gradients of zero, and statistics that stay; then as before."""
+    layer = build(4, mode=mode, maps='qkv', out_channels=6, context_channels=3, norm=norm).train(training)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    x, context = (torch.zeros(0, *shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 5, 7), (3, 2, 9)))
+    out = layer(x, context)
+    assert (out.shape, out.dtype) == ((0, 6, 5, 7), torch.float64)
+    out.sum().backward()
+    assert (x.grad.shape, context.grad.shape) == (x.shape, context.shape)
+    assert all(p.grad.count_nonzero() == 0 for p in layer.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    assert layer(torch.randn(1, 4, 5, 7).double(), torch.randn(1, 3, 2, 9).double()).isfinite().all()
+
+
+def test_empty_maps_are_refused():
+    layer = build(4)
+    for shape in ((0, 4, 0, 7), (1, 4, 5, 0), (0, 0, 5, 7), (0, 3, 5, 7), (0, 5, 7)):
+        with raises(ValueError, 'x', shape):
+            layer(torch.zeros(shape))
+    with raises(ValueError, 'context', (1, 4, 3, 3)):
+        layer(torch.zeros(0, 4, 5, 7), torch.zeros(1, 4, 3, 3))
+
+
+def test_roi_head_without_regions():
+    """Inside the bounding-box head of a detector of MMDetection, in training: every parameter has a gradient."""
+    heads = pytest.importorskip('mmdet.models.roi_heads.bbox_heads')
+
+    class Refined(heads.Shared2FCBBoxHead):
+        def __init__(self):
+            super().__init__(in_channels=8, fc_out_channels=6, num_classes=3, roi_feat_size=5)
+            self.refine = torch.nn.ModuleList([KroneckerAttention2d(8, norm='bn_softmax'), LambdaLayer(8, scope=3)])
+
+        def forward(self, x):
+            for layer in self.refine:
+                x = layer(x)
+            return super().forward(x)
+
+    head = Refined().train()
+    for count in (0, 4):
+        head.zero_grad()
+        scores, boxes = head(torch.randn(count, 8, 5, 5))
+        assert (scores.shape, boxes.shape) == ((count, 4), (count, 12))
+        (scores.sum() + boxes.sum()).backward()
+        gradients = [p.grad for p in head.parameters()]
+        assert all(g is not None and g.isfinite().all() for g in gradients)
+        assert any(g.any() for g in gradients) == (count > 0)
+
+
+@pytest.mark.parametrize('norm', ['bn_softmax', 'bn'])
+@pytest.mark.parametrize('channels', [2, 8])
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_half_precision(norm, channels, dtype):
+    """The statistics of a layer in half precision are float32's, rounded once a step, and never infinite."""
+    layer = build(channels, norm=norm).to(dtype)
+    wide = build(channels, norm=norm).to(dtype).float()
+    for seed in range(3):
+        x = torch.randn(4, channels, 6, 7, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        out, expected = layer(x), wide(x.float())
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
+    ours, theirs = layer.coefficient_bn, wide.coefficient_bn
+    assert ours.running_var.dtype == dtype
+    torch.testing.assert_close(ours.running_var.float(), theirs.running_var, rtol=0.02, atol=0)
+    torch.testing.assert_close(ours.running_mean.float(), theirs.running_mean, rtol=0.02, atol=0.01)
+    assert ours.num_batches_tracked == 3
+    torch.testing.assert_close(layer.coefficients(x).float(), wide.coefficients(x.float()), rtol=0.05, atol=0.02)
+    assert ours.num_batches_tracked == 3
+    layer(1000 * x)
+    assert ours.running_var.isfinite().all()
+    assert layer.eval()(x).isfinite().all()
+
+
+def test_synchronized_coefficients():
+    """A host's synchronized batch norm in the place of the layer's own gives the same in evaluation."""
+    layer, x = build(4, norm='bn'), torch.randn(2, 4, 5, 7).double()
+    layer(x)
+    expected = layer.eval()(x)
+    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(layer)
+    assert isinstance(converted.coefficient_bn, torch.nn.SyncBatchNorm)
+    torch.testing.assert_close(converted(x), expected)
+
+
+def test_constructor_initializes():
+    """Xavier uniform, sqrt(6 / (fan_in + fan_out)), without init_weights; of a residual layer the value map is 0."""
+    torch.manual_seed(0)
+    for residual in (False, True):
+        layer = KroneckerAttention2d(96, maps='qkv', key_channels=48, residual=residual)
+        for conv, bound in ((layer.query_map, (6 / 144) ** 0.5), (layer.value_map, (6 / 192) ** 0.5)):
+            if residual and conv is layer.value_map:
+                assert conv.weight.count_nonzero() == 0
+            else:
+                assert 0.99 * bound < conv.weight.abs().max() <= bound
+                assert conv.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.03)
+    layer = KroneckerAttention2d(8, init_cfg=dict(type='Constant', layer='Conv1d', val=0.25))
+    assert (layer.value_map.weight == 0.25).all()

@@ -11,6 +11,7 @@ from mmcv.cnn import build_plugin_layer
 from timm.layers.lambda_layer import LambdaLayer as TimmLayer
 
 from mmkron.layers import LambdaLayer
+from support.errors import raises
 
 
 def maps(*shape, seed=0, dtype=torch.float64):
@@ -311,9 +312,10 @@ class TestInitialisation:
         assert not torch.equal(states[0], states[2])
 
     def test_init_cfg(self):
-        """After the paper's: of what it does not name, that stays."""
+        """After the paper's, from the constructor on: of what it does not name, that stays."""
         layer = LambdaLayer(8, scope=5, init_cfg=dict(type='Constant', layer='Conv2d', val=0.25))
-        assert layer.qkv_map.weight.std() > 0.05
+        assert (layer.qkv_map.weight == 0.25).all()
+        assert 0.8 < layer.position_table.std() < 1.2
         layer.init_weights()
         assert (layer.qkv_map.weight == 0.25).all()
         assert 0.8 < layer.position_table.std() < 1.2
@@ -498,3 +500,22 @@ def test_bad_input():
     mask[1] = False
     with pytest.raises(ValueError, match='key_mask must leave each sample at least one position'):
         layer(x, mask)
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('kwargs', [dict(), dict(dim_out=12), dict(residual=True), dict(position_bias=True)], ids=str)
+def test_no_map_in_the_batch(kwargs, training):
+    """No regions of interest: an empty output, gradients of zero, and statistics that stay; then as before."""
+    layer = LambdaLayer(8, dim_key=4, scope=5, **kwargs).train(training)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = torch.zeros(0, 8, 5, 7, requires_grad=True)
+    out = layer(x, torch.ones(0, 5, 7, dtype=torch.bool))
+    assert (out.shape, out.dtype) == ((0, layer.dim_out, 5, 7), torch.float32)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(p.grad.count_nonzero() == 0 for p in layer.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    assert layer(torch.randn(2, 8, 5, 7)).isfinite().all()
+    for shape in ((0, 8, 0, 7), (0, 4, 5, 7), (2, 8, 5, 0)):
+        with raises(ValueError, 'x', shape):
+            layer(torch.zeros(shape))

@@ -67,6 +67,18 @@ class TestLIF:
         assert [name for name, _ in neuron.named_parameters()] == ['weight']
         assert list(LIF().parameters()) == list(LIF('if').parameters()) == []
 
+    def test_plif_of_older_checkpoints(self):
+        """Its time constant had no dimensions, of which FSDP takes no parameter."""
+        layer = SpikingConv(3, 4, neuron_cfg=dict(kind='plif', tau=3.0))
+        assert layer.neuron.weight.shape == (1,)
+        assert layer.neuron.weight.item() == pytest.approx(-math.log(2))
+        older = {**layer.state_dict(), 'neuron.weight': torch.tensor(0.75)}
+        layer.load_state_dict(older, strict=True)
+        assert layer.neuron.weight.tolist() == [0.75]
+        assert older['neuron.weight'].shape == ()
+        layer.load_state_dict({**older, 'neuron.weight': torch.tensor([0.5])})
+        assert layer.neuron.weight.tolist() == [0.5]
+
     def test_state(self):
         x, neuron = maps(5, 3, 4), LIF()
         first, v = neuron(x[:2], return_state=True)

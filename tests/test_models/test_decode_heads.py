@@ -1,5 +1,7 @@
 """KAOHead and ASPPV2Head: values against independent forms, their start, their errors."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -124,8 +126,42 @@ def test_aspp_v2_head_is_that_of_deeplab_v2():
     head = ASPPV2Head(2048, num_classes=21)
     assert sum(p.numel() for p in head.parameters()) == 4 * (2048 * 21 * 9 + 21) == 1_548_372
     assert [conv.dilation for conv in head.convs] == [(d, d) for d in (6, 12, 18, 24)]
-    head.init_weights()
-    assert all(0.009 < conv.weight.std() < 0.011 for conv in head.convs)
+    for _ in range(2):  # the constructor's values, then those of init_weights
+        assert all(0.009 < conv.weight.std() < 0.011 for conv in head.convs)
+        assert all(conv.bias.count_nonzero() == 0 for conv in head.convs)
+        head.init_weights()
+
+
+def test_kao_head_is_initialized_by_its_constructor():
+    """The classifier is normal with deviation 0.01, and the attention starts as the identity."""
+    head = KAOHead(64, 32, num_classes=40)
+    assert head.conv_seg.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    assert head.conv_seg.bias.count_nonzero() == 0
+    assert head.attention.value_map.weight.count_nonzero() == 0
+    bound = (6 / 64) ** 0.5
+    assert 0.95 * bound < head.attention.key_map.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ('cls', 'args', 'kwargs'),
+    [
+        (KAOHead, (8, 16), dict(attention_norm='softmax')),
+        (KAOHead, (8, 16), dict(attention_norm='bn_softmax', mode='qkv')),
+        (ASPPV2Head, (8,), dict()),
+    ],
+    ids=str,
+)
+def test_half_precision(cls, args, kwargs, dtype):
+    """Logits and gradients of a head in half precision are near those of the same weights in float32."""
+    head = build(cls, *args, num_classes=3, dropout_ratio=0.0, **kwargs).train().to(dtype)
+    x, results = features(2, 8, 9, 7).to(dtype), []
+    for each in (head, copy.deepcopy(head).float()):
+        out = each([x.to(next(each.parameters()).dtype)])
+        (out.float() * features(*out.shape).float()).sum().backward()
+        results.append((out.float(), torch.cat([p.grad.flatten().float() for p in each.parameters()])))
+    for ours, theirs in zip(*results):
+        assert (ours - theirs).norm() < (0.1 if dtype == torch.bfloat16 else 0.02) * theirs.norm()
 
 
 def test_aspp_v2_head_dropout_acts_in_training_only():

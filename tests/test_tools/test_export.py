@@ -236,7 +236,7 @@ def test_fixed_sizes_are_found(tmp_path):
 
 def test_event_backbone(tmp_path):
     """Frames of events (B, T, C, H, W): batch and size are free, T is the export's."""
-    backbone = dict(SPIKING, in_channels=2)
+    backbone = dict(SPIKING, in_channels=2, steps=3)
     cfg = dict(CLASSIFIER, data_preprocessor=dict(num_classes=5))
     cfg['model'] = dict(CLASSIFIER['model'], backbone=backbone, head=dict(CLASSIFIER['model']['head'], in_channels=16))
     path, weights, model = set_up(cfg, tmp_path)

@@ -12,6 +12,7 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmkron.layers.initialize import initialize
 from mmkron.ops.checks import check_int, check_map, resolve_indices
 
 
@@ -69,9 +70,13 @@ class Backbone(BaseModule):
         self._register_load_state_dict_pre_hook(self._drop_unbuilt_stages)
 
     def finish(self, stage_channels: Sequence[int], stage_strides: Sequence[int]) -> None:
-        """Publishes channels and strides (one entry a stage) and freezes; the last line of a subclass's init."""
+        """Publish channels and strides (one entry per stage), initialize by ``init_cfg`` and freeze.
+
+        The last line of a subclass's constructor.
+        """
         self.out_channels = tuple(stage_channels[i] for i in self.out_indices)
         self.out_strides = tuple(stage_strides[i] for i in self.out_indices)
+        initialize(self)
         self._freeze()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:

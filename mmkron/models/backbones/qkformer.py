@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from mmkron.layers.spiking import (
     TokenQKAttention,
 )
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import check_choice, check_int, check_map, check_number
+from mmkron.ops.checks import check_choice, check_floating, check_int, check_map, check_number
 from mmkron.registry import MODELS
 
 ATTENTIONS = {'qkta': TokenQKAttention, 'qkca': ChannelQKAttention, 'ssa': SpikingSelfAttention}
@@ -73,6 +74,8 @@ ARCHS: dict[str, dict[str, Any]] = {
     'dvs-gesture': _events(4),
 }
 
+EVENT_ARCHS = ('cifar10-dvs', 'dvs-gesture')
+
 OUT_MODES = ('mean', 'folded', 'steps')
 
 
@@ -85,8 +88,9 @@ class QKFormer(Backbone):
             ``cifar10-dvs``, ``dvs-gesture`` (events, two stages, strides 8, 16); or a dict with ``dims``, ``depths``
             (blocks a stage), ``heads``, ``mlp_ratio``, ``steps``, ``attentions``, ``stem`` and ``pools`` (arguments of
             :class:`mmkron.layers.SpikingPatchEmbed` for the first and, of two convolutions, for the later stages).
-        in_channels: of the image or of a frame; 3, or 2 for the two archs for events, by default.
-        steps: T, at which an image is shown; the arch's by default. Frames of events come with their own number.
+        in_channels: of the image or of a frame; 3, or 2 for the two archs for events, by default. The two archs for
+            events, and a dict as ``arch`` with 2 channels, take frames alone and refuse images.
+        steps: T, the number of frames of events, and of steps at which an image is shown; the arch's by default.
         attentions: ``qkta``, ``qkca`` or ``ssa``, one a stage; the arch's by default.
         mlp_ratio: hidden channels of the MLP to those of the stage; the arch's by default.
         embed_mode: ``aba`` or ``pa``, where a patch embedding adds its shortcut: see
@@ -144,10 +148,12 @@ class QKFormer(Backbone):
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
         if in_channels is None:
-            in_channels = 2 if arch in ('cifar10-dvs', 'dvs-gesture') else 3
+            in_channels = 2 if arch in EVENT_ARCHS else 3
         dims, depths = settings['dims'], settings['depths']
         super().__init__(in_channels, len(dims), out_indices, frozen_stages, norm_eval, with_cp, init_cfg)
         self.steps, self.out_mode = settings['steps'], out_mode
+        # Polarities of events; an image of two channels is for a named arch.
+        self.frames_only = arch in EVENT_ARCHS if isinstance(arch, str) else in_channels == 2
         cfg = dict(neuron_cfg=neuron_cfg, norm_cfg=norm_cfg)
         embed = dict(mode=embed_mode, pool_first=pool_first, **cfg)
 
@@ -172,19 +178,43 @@ class QKFormer(Backbone):
         self.finish(dims, strides)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Images (B, in_channels, H, W), or frames (B, T, in_channels, H, W) -> the maps of ``out_indices``, as
-        ``out_mode`` says, of ceil(H / stride) x ceil(W / stride) positions.
+        """Return the maps of ``out_indices``, as ``out_mode`` says, of ceil(H / stride) x ceil(W / stride) positions.
+
+        Args:
+            x: Images (B, in_channels, H, W), or frames (B, T, in_channels, H, W) with T equal to ``steps``. Frames in
+                the order (T, B, ...), as some libraries have them, are an error unless B and T are equal: then nothing
+                tells them apart, and the output is wrong.
 
         Raises:
             TypeError: an input that is no floating-point tensor.
-            ValueError: an input that is empty or has other channels.
+            ValueError: an input that is empty, has other channels or another number of frames; images where frames of
+                events are expected.
         """
         frames = isinstance(x, Tensor) and x.dim() == 5
-        check_map('x', x[:, 0] if frames and x.shape[1] else x, self.in_channels)
+        self.check_input(x, frames)
         outs = self.run_stages(self.stem(x.transpose(0, 1)) if frames else self.stem(x, self.steps))
         if self.out_mode == 'mean':
             return tuple(out.mean(0) for out in outs)
         return tuple(out.flatten(0, 1) if self.out_mode == 'folded' else out for out in outs)
+
+    def check_input(self, x: Tensor, frames: bool) -> None:
+        """Raise TypeError or ValueError unless ``x`` is what :meth:`forward` takes."""
+        if torch.jit.is_tracing():
+            return
+        if not frames:
+            check_map('x', x, self.in_channels)
+            if self.frames_only:
+                raise ValueError(
+                    f'x must be frames of events (B, T, C, H, W), got shape {tuple(x.shape)}; one sample (T, C, H, W) '
+                    f'is the batch x[None], a still image (B, C, H, W) is x[:, None].repeat(1, T, 1, 1, 1)'
+                )
+            return
+        check_floating('x', x)
+        if tuple(x.shape[1:3]) != (self.steps, self.in_channels) or 0 in x.shape:
+            raise ValueError(
+                f'x must be frames (B, T, C, H, W) with T = {self.steps} (the argument steps), C = {self.in_channels} '
+                f'and no empty dimension, got shape {tuple(x.shape)}'
+            )
 
 
 class SpikingBlock(nn.Module):

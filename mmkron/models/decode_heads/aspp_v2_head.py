@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn as nn
 from torch import Tensor
 
+from mmkron.layers.initialize import initialize
 from mmkron.models.decode_heads.base import DecodeHead
 from mmkron.ops.checks import check_int
 from mmkron.registry import MODELS
@@ -62,6 +63,7 @@ class ASPPV2Head(DecodeHead):
             nn.Conv2d(self.in_channels, self.out_channels, 3, padding=dilation, dilation=dilation)
             for dilation in dilations
         )
+        initialize(self)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Features of a backbone, of which ``in_index`` picks (B, in_channels, H, W) -> logits (B, num_classes, H, W).

@@ -8,6 +8,7 @@ from typing import Any
 from mmcv.cnn import ConvModule
 from torch import Tensor
 
+from mmkron.layers.initialize import initialize
 from mmkron.layers.kronecker_attention import KroneckerAttention2d
 from mmkron.models.decode_heads.base import DecodeHead
 from mmkron.ops.checks import check_int
@@ -73,6 +74,7 @@ class KAOHead(DecodeHead):
         self.attention = KroneckerAttention2d(
             channels, mode, maps, key_channels, norm=attention_norm, scale=scale, residual=True
         )
+        initialize(self)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Features of a backbone, of which ``in_index`` picks (B, in_channels, H, W) -> logits (B, num_classes, H, W).

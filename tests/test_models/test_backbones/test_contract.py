@@ -265,6 +265,48 @@ def test_init_cfg_reaches_every_weight(case):
         assert (weight == 0.25).all(), name
 
 
+def test_constructing_initializes(case):
+    """Without init_weights the parameters have the values that it gives: the same constants, as wide a spread."""
+    torch.manual_seed(0)
+    model = case.cls(**case.kwargs)
+    constructed = copy.deepcopy(model.state_dict())
+    model.init_weights()
+    drawn = 0
+    for name, _ in model.named_parameters():
+        value, expected = constructed[name], model.state_dict()[name]
+        if expected.unique().numel() == 1:
+            assert torch.equal(value, expected), name
+        elif expected.numel() > 30:
+            drawn += not torch.equal(value, expected)
+            assert abs(math.log(value.std() / expected.std())) < 6 / expected.numel() ** 0.5, name
+            assert value.abs().max() < 2 * expected.abs().max(), name
+    assert drawn or model.init_cfg is None
+
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(case, dtype):
+    """A training step in half precision without autocast: output, gradient and statistics are near float32's."""
+    spiking = case.cls is QKFormer  # as in test_autocast
+    results = []
+    for cast in (dtype, torch.float32):
+        model = build(case, out_indices=0 if spiking else 2).to(dtype).to(cast).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        out = model(image(4, 3, 64, 64).to(dtype).to(cast))[0]
+        assert out.dtype == cast
+        project(out.float()).backward()
+        before = parameters_to_vector(model.parameters()).detach().clone()
+        step = gradient(model).float()
+        optimizer.step()
+        assert not torch.equal(parameters_to_vector(model.parameters()), before)
+        buffers = [b.float() for name, b in model.named_buffers() if 'running' in name]
+        results.append((out.detach().float(), step, torch.cat(buffers)))
+    (out, step, buffers), (wide_out, wide_step, wide_buffers) = results
+    narrow = dtype == torch.bfloat16
+    assert (out - wide_out).norm() < (0.1 if narrow else 0.03) * (3 if spiking else 1) * wide_out.norm()
+    assert torch.cosine_similarity(step, wide_step, dim=0) > (0.85 if narrow else 0.95)
+    assert (buffers - wide_buffers).norm() < (0.05 if narrow else 0.01) * wide_buffers.norm()
+
+
 def test_no_state_between_calls(case):
     """Two equal calls give equal outputs, another batch size in between included; a sample does not see its batch."""
     model = settle(build(case))

@@ -69,10 +69,12 @@ def test_mobilenet_v2_equals_torchvision():
     torch.testing.assert_close(ours(x)[0], theirs.features(x), rtol=1e-4, atol=1e-5)
 
 
-def test_initialisation():
+@pytest.mark.parametrize('again', [False, True], ids=['constructor', 'init_weights'])
+def test_initialisation(again):
     """Xavier uniform everywhere: each weight fills its bound and does not leave it."""
     model = KANet('kanet-kv')
-    model.init_weights()
+    if again:
+        model.init_weights()
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(weight)

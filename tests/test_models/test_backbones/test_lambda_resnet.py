@@ -187,11 +187,13 @@ def test_lambda_block(stride, lambda_pool, avg_down, act):
     torch.testing.assert_close(block(x), act(path + short))
 
 
-def test_initialisation():
+@pytest.mark.parametrize('again', [False, True], ids=['constructor', 'init_weights'])
+def test_initialisation(again):
     """The paper's for the lambda layers, Kaiming normal for convolutions, blocks that begin as their shortcut."""
     torch.manual_seed(0)
     model = LambdaResNet(stage_layers='CCLL', stage_blocks=(1, 1, 1, 1), out_indices=(0, 1, 2, 3))
-    model.init_weights()
+    if again:
+        model.init_weights()
     for name, m in model.named_modules():
         if isinstance(m, LambdaLayer):
             query, key, value = m.qkv_map.weight.split((64, 16, m.dim // 4))

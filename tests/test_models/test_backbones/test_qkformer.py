@@ -10,6 +10,7 @@ from mmkron.analysis import convert_qkformer
 from mmkron.layers import LIF, SpikingSelfAttention
 from mmkron.models import QKFormer
 from mmkron.ops import lif
+from support.errors import raises
 
 GOLDEN = Path(__file__).parents[2] / 'data' / 'qkformer_cifar_8-16-32.npz'
 # The network that GOLDEN is of.
@@ -119,13 +120,46 @@ def test_image_at_every_step():
 
 
 def test_events():
-    """Frames have their own number of steps, and any size."""
+    """Frames of any size, as many as there are steps."""
     torch.manual_seed(0)
-    model = QKFormer('cifar10-dvs', out_indices=(0, 1)).eval()
+    model = QKFormer('cifar10-dvs', steps=5, out_indices=(0, 1)).eval()
     x = torch.randint(0, 3, (2, 5, 2, 40, 56)).float()
     with torch.no_grad():
         outs = model(x)
     assert [tuple(o.shape) for o in outs] == [(2, 128, 5, 7), (2, 256, 3, 4)]
+
+
+SMALL_EVENTS = dict(arch=SMALL, in_channels=2)
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'shape'),
+    [
+        (SMALL_EVENTS, (4, 6, 2, 16, 16)),  # (T, B, C, H, W)
+        (SMALL_EVENTS, (6, 3, 2, 16, 16)),
+        (dict(arch=SMALL), (4, 6, 3, 16, 16)),  # frames of images in that order
+        (SMALL_EVENTS, (6, 2, 4, 16, 16)),  # (B, C, T, H, W)
+        (SMALL_EVENTS, (6, 4, 16, 16, 2)),  # (B, T, H, W, C)
+        (SMALL_EVENTS, (4, 2, 16, 16)),  # (T, C, H, W): one sample, or images
+        (dict(arch='dvs-gesture'), (16, 2, 16, 16)),
+        (dict(arch='cifar10-dvs', in_channels=3), (16, 3, 16, 16)),
+        (SMALL_EVENTS, (6, 8, 16, 16)),  # (B, T C, H, W)
+        (SMALL_EVENTS, (6, 0, 2, 16, 16)),
+    ],
+)
+def test_other_layouts_are_refused(kwargs, shape):
+    model = QKFormer(**kwargs).eval()
+    with raises(ValueError, 'x', shape):
+        model(torch.zeros(shape))
+
+
+def test_two_channels():
+    """A named arch for images shows one of two channels at all steps; one sample of events is a batch of one."""
+    image = torch.randn(2, 2, 16, 16)
+    model = QKFormer('cifar', in_channels=2, out_indices=0).eval()
+    frames = image[:, None].expand(2, 4, 2, 16, 16)
+    torch.testing.assert_close(model(image)[0], model(frames)[0])
+    assert QKFormer(**SMALL_EVENTS).eval()(torch.zeros(4, 2, 16, 16)[None])[0].shape == (1, 32, 4, 4)
 
 
 def test_out_modes():
