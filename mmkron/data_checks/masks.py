@@ -123,9 +123,7 @@ def _read(path: str, backend: str) -> tuple[str, list[int], tuple[int, int]]:
         return f'that cannot be read ({type(error).__name__})', [], (0, 0)
     if pixels.ndim != 2:
         return f'with {pixels.shape[-1]} channels instead of one', [], (0, 0)
-    small = pixels.dtype in (np.uint8, bool)
-    values = np.flatnonzero(np.bincount(pixels.ravel())) if small else np.unique(pixels)
-    return '', [int(value) for value in values], (pixels.shape[1], pixels.shape[0])
+    return '', [int(value) for value in np.unique(pixels)], (pixels.shape[1], pixels.shape[0])
 
 
 def check_masks(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
@@ -177,9 +175,8 @@ def _value_problems(maps: Maps, heads: list, trained_on: bool) -> Iterator[tuple
         return
     labels = {value: maps.label(value) for value in seen.values}
     ignored = [head.get('ignore_index', 255) for head in heads or ({},)]
-    wrong = [
-        value for value, label in labels.items() if not 0 <= label < number and any(label != index for index in ignored)
-    ]
+    odd = [value for value, label in labels.items() if not 0 <= label < number]
+    wrong = [value for value in odd if any(labels[value] != index for index in ignored)]
     if wrong:
         shown = [f'{value} in {len(seen.values[value])} ({seen.values[value][0]})' for value in sorted(wrong)]
         yield f'values are no classes of 0 to {number - 1} and not ignored: {first_three(shown)};\n{looked}', False
