@@ -60,20 +60,24 @@ def _source(key: str, dataset: dict, field: str) -> str:
 
 @lru_cache(maxsize=8)
 def _read_list(path: str, _: int) -> tuple[str, dict, Counter]:
-    counts: Counter = Counter()
-    by_folder: dict = {}
+    entries: Counter = Counter()  # (folder, label) -> lines; ImageNet has a million lines
     try:
         with open(path, encoding='utf-8') as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
                 name, _, text = line.strip().rpartition(' ')
-                try:
-                    label = int(text)
-                except ValueError:
-                    return f'line {number} is {line.strip()!r} instead of a path and a label', {}, Counter()
-                counts[label] += 1
-                by_folder.setdefault(name.partition('/')[0] if '/' in name else '', set()).add(label)
+                folder, slash, _ = name.partition('/')
+                entries[folder if slash else '', text] += 1
     except ValueError as error:
         return f'it is not text in UTF-8: {error}', {}, Counter()
+    counts: Counter = Counter()
+    by_folder: dict = {}
+    for (folder, text), number in entries.items():
+        try:
+            label = int(text)
+        except ValueError:
+            return f'a line ends in {text!r} instead of a label', {}, Counter()
+        counts[label] += number
+        by_folder.setdefault(folder, set()).add(label)
     by_folder.pop('', None)
     return '', {name: labels.pop() for name, labels in by_folder.items() if len(labels) == 1}, counts
 

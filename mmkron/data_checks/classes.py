@@ -15,7 +15,7 @@ def dataset_type(dataset: dict, scope: Optional[str]) -> Optional[type]:
         return kind if isinstance(kind, type) else None
     try:
         found = DATASETS.get(kind if '.' in kind else f'{scope or "mmengine"}.{kind}')
-    except (ImportError, AssertionError, KeyError):  # reported when the host libraries are checked
+    except (ImportError, AssertionError, KeyError, RuntimeError):  # reported when the host is checked or builds it
         return None
     return found if isinstance(found, type) else None
 

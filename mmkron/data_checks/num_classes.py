@@ -76,11 +76,13 @@ def check_num_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
         field, stated = 'num_classes', head.get('num_classes')
         panoptic = 'num_things_classes' in head
         if panoptic:
-            field, stated = 'num_things_classes', head['num_things_classes'] + head.get('num_stuff_classes', 0)
+            counts = (head['num_things_classes'], head.get('num_stuff_classes'))
+            field, stated = 'num_things_classes', sum(count for count in counts if isinstance(count, int))
         misfits: dict = {}
         for data in datasets:
             number = data.number if panoptic else data.things
-            fits = number in (stated, None) or is_decode_head(key) and number == output_classes(head)
+            binary = is_decode_head(key) and not panoptic and output_classes(head) == 2
+            fits = number in (stated, None) or binary and number == 2
             if not fits:
                 misfits.setdefault((number, data.source, data.exact or number > stated), []).append(data.key)
         unused = key.endswith('data_preprocessor') and not _mixes(cfg)
@@ -101,9 +103,10 @@ def output_classes(head: dict) -> int:
 
 def _mixes(cfg: Any) -> bool:
     """Return whether batches are mixed, which takes the data preprocessor's number of classes."""
-    model = cfg.get('model') or {}
-    preprocessors = (cfg.get('data_preprocessor') or {}, model.get('data_preprocessor') or {})
-    augments = (model.get('train_cfg') or {}).get('augments')
+    model = cfg.get('model') if isinstance(cfg.get('model'), dict) else {}
+    own = [cfg.get('data_preprocessor'), model.get('data_preprocessor')]
+    preprocessors = [each for each in own if isinstance(each, dict)]
+    augments = model['train_cfg'].get('augments') if isinstance(model.get('train_cfg'), dict) else None
     return bool(augments) or any(each.get('to_onehot') or each.get('batch_augments') for each in preprocessors)
 
 

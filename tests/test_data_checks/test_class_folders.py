@@ -146,7 +146,7 @@ def test_lists_of_labels(tmp_path):
     write_list(tmp_path, 'val.txt', ['x.JPG 3', 'y.JPG 0', 'z.JPG -1'])
     assert found(cfg)[0] == ['2 of the 3 labels are not in 0 to 2: -1, 3']
     write_list(tmp_path, 'val.txt', ['x.JPG 0', 'y.JPG'])
-    assert found(cfg)[0] == ["line 2 is 'y.JPG' instead of a path and a label"]
+    assert found(cfg)[0] == ["a line ends in 'y.JPG' instead of a label"]
     (tmp_path / 'val.txt').write_bytes(b'\xff 0\n')
     assert found(cfg)[0][0].startswith('it is not text in UTF-8')
 

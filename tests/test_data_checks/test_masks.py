@@ -191,6 +191,9 @@ def test_colors_for_labels(tmp_path):
     palette.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
     palette.save(tmp_path / 'labels/001.png')
     assert found(config(tmp_path)) == ([], [])  # its values are classes, only shown in color
+    Image.new('1', (6, 4), 1).save(tmp_path / 'labels/001.png')
+    assert loaded(config(tmp_path), 1) == {1}
+    assert found(config(tmp_path)) == ([], [])
 
 
 def test_sizes(tmp_path):

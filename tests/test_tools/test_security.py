@@ -74,7 +74,7 @@ default_scope = 'mmpretrain'
 model = dict(type='ImageClassifier',
              backbone=dict(type='mmkron.QKFormer', arch='cifar', init_cfg={init}),
              neck=dict(type='GlobalAveragePooling'),
-             head=dict(type='LinearClsHead', num_classes=2, in_channels=384))
+             head=dict(type='LinearClsHead', num_classes=10, in_channels=384))
 test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
 """
 
