@@ -46,11 +46,11 @@ def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | Non
         name: what the message calls it.
         x: the input.
         channels: the channels that it must have.
-        like: a map whose batch size and dtype it must have.
+        like: a map whose batch size, dtype and device it must have.
 
     Raises:
         TypeError: no tensor, no floating-point tensor, or of another dtype than ``like``.
-        ValueError: of other dimensions, channels or batch size, or empty.
+        ValueError: of other dimensions, channels or batch size, on another device, or empty.
     """
     if torch.jit.is_tracing():
         return
@@ -63,6 +63,14 @@ def check_map(name: str, x: Any, channels: int | None = None, like: Tensor | Non
         raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
     if like is not None and x.dtype != like.dtype:
         raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
+    if like is not None:
+        check_device(name, x, like)
+
+
+def check_device(name: str, x: Tensor, like: Tensor) -> None:
+    """Raise ValueError unless ``x`` is on the device of ``like``."""
+    if x.device != like.device:
+        raise ValueError(f'{name} must be on {like.device}, as the other operands, got {x.device}')
 
 
 def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tuple[int, ...]:
