@@ -73,6 +73,32 @@ def check_device(name: str, x: Tensor, like: Tensor) -> None:
         raise ValueError(f'{name} must be on {like.device}, as the other operands, got {x.device}')
 
 
+def check_columns(query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
+    """Raise unless the columns of an attention fit each other: products in place would not tell.
+
+    Args:
+        query: (B, d, n).
+        key: (B, d, m).
+        value: (B, p, m), or None where there is none.
+
+    Raises:
+        TypeError: an operand that is not a floating-point tensor.
+        ValueError: other shapes, an empty dimension, or operands on different devices.
+    """
+    if torch.jit.is_tracing():
+        return
+    operands = {'query': query, 'key': key, 'value': key if value is None else value}
+    for name, x in operands.items():
+        check_floating(name, x)
+        if x.dim() != 3 or 0 in x.shape:
+            raise ValueError(f'{name} must be columns (B, d, n) with no empty dimension, got shape {tuple(x.shape)}')
+        check_device(name, x, query)
+    if query.shape[:2] != key.shape[:2]:
+        raise ValueError(f'key must have the shape {tuple(query.shape[:2])} of query, got {tuple(key.shape)}')
+    if value is not None and value.shape[::2] != key.shape[::2]:
+        raise ValueError(f'value must fit key of shape {tuple(key.shape)}, got {tuple(value.shape)}')
+
+
 def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tuple[int, ...]:
     """Sorted, non-negative indices below ``count``; negatives count from the end, the argument is left as it is.
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_device, check_map
+from mmkron.ops.checks import check_choice, check_columns, check_map
 
 NORMS = ('softmax', 'bn_softmax', 'bn')
 
@@ -158,6 +158,7 @@ def axis_means(x: Tensor) -> Tensor:
     Returns:
         (B, C, W + H): W means over the height, then H means over the width.
     """
+    check_map('x', x)
     return full_means(x).to(x.dtype)
 
 
@@ -174,6 +175,7 @@ def pool_context(x: Tensor) -> Tensor:
 
     ``torch.export`` with dynamic sizes keeps their parity (torch's pooling guards on it).
     """
+    check_map('x', x)
     return F.max_pool2d(x, 2, ceil_mode=True).flatten(2)
 
 
@@ -187,7 +189,9 @@ def outer_sum(y: Tensor, size: tuple[int, int]) -> Tensor:
     Returns:
         Map (B, C, H, W) with ``out[..., i, j] = y[..., W + i] + y[..., j]``.
     """
-    width = size[1]
+    height, width = size
+    if not torch.jit.is_tracing() and (y.dim() != 3 or y.shape[2] != height + width):
+        raise ValueError(f'y must have shape (B, C, W + H) for size {tuple(size)}, got {tuple(y.shape)}')
     return y[:, :, None, :width] + y[:, :, width:, None]
 
 
@@ -222,7 +226,8 @@ def attend(
     operands may leave its range, and softmax needs their differences. Of query and key, either may be float32 then.
     """
     check_choice('norm', norm, NORMS)
-    _check_columns(query, key, value, bn)
+    check_columns(query, key, value)
+    _check_bn(bn)
     if norm == 'softmax':
         return _softmax_attend(query, key, value, scale)
 
@@ -274,6 +279,9 @@ def attention_coefficients(
     Returns:
         (B, m, n): one column for each query.
     """
+    check_choice('norm', norm, NORMS)
+    check_columns(query, key)
+    _check_bn(bn)
     # Products may leave the range of half precision.
     with torch.autocast(query.device.type, enabled=False):
         coefficients = torch.bmm(_full(key).transpose(1, 2), _full(query)) * scale
@@ -384,16 +392,8 @@ def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tupl
     return key, value
 
 
-def _check_columns(query: Tensor, key: Tensor, value: Tensor, bn: CoefficientBN | None) -> None:
-    """Raise ValueError unless the operands of :func:`attend` fit each other: products in place would not tell."""
-    if torch.jit.is_tracing():
-        return
-    fits = all(x.dim() == 3 for x in (query, key, value))
-    if not fits or query.shape[:2] != key.shape[:2] or key.shape[::2] != value.shape[::2]:
-        shapes = ', '.join(str(tuple(x.shape)) for x in (query, key, value))
-        raise ValueError(f'query, key and value must be columns (B, d, n), (B, d, m) and (B, p, m), got {shapes}')
-    check_device('key', key, query)
-    check_device('value', value, query)
+def _check_bn(bn: CoefficientBN | None) -> None:
+    """Raise ValueError unless the tensors of ``bn`` have the shape (1,): others would broadcast."""
     for name, x in zip(CoefficientBN._fields[:4], bn or ()):
-        if x is not None and x.shape != (1,):
+        if x is not None and not torch.jit.is_tracing() and x.shape != (1,):
             raise ValueError(f'{name} of bn must have shape (1,), got {tuple(x.shape)}')
