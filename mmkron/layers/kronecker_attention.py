@@ -18,7 +18,7 @@ from mmkron.ops.kronecker import (
     CoefficientBN,
     attend,
     attention_coefficients,
-    axis_means,
+    full_means,
     outer_sum,
     pool_context,
 )
@@ -31,8 +31,8 @@ def _columns(x: Tensor) -> Tensor:
 
 # mode -> how a map becomes the columns of the query, and those of the key and the value
 REDUCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    'kv': (_columns, axis_means),
-    'qkv': (axis_means, axis_means),
+    'kv': (_columns, full_means),
+    'qkv': (full_means, full_means),
     'dense': (_columns, _columns),
     'pooled': (_columns, pool_context),
 }
@@ -182,7 +182,7 @@ class KroneckerAttention2d(BaseModule):
         if not torch.jit.is_tracing() and x.shape[0] == 0:
             return empty_map(self, self.out_channels, *(map_ for map_ in (x, context) if map_ is not None))
         out = self._attend(*self._columns(x, context))
-        means = REDUCTIONS[self.mode][0] is axis_means
+        means = self.mode == 'qkv'
         out = outer_sum(out, x.shape[2:]) if means else out.reshape(*out.shape[:2], *x.shape[2:])
         if not self.residual:
             return out
@@ -218,14 +218,16 @@ class KroneckerAttention2d(BaseModule):
             columns = query if reduce_context is reduce_query else reduce_context(x)
         else:
             columns = reduce_context(context)
-        key, value = self.key_map(columns), self.value_map(columns)
+        # Means of half precision are float32, which the maps do not take.
+        key = columns if type(self.key_map) is nn.Identity else self.key_map(columns.to(x.dtype))
+        value = self.value_map(columns.to(x.dtype))
         query_map = self.query_map
         # An adapter in the map's place has to be called, and so has a map whose call makes its weight (spectral norm).
         plain = type(query_map) is nn.Conv1d and 'weight' in query_map._parameters
         if not (self.query_map_on_keys and plain):
-            return query_map(query), key, value
+            return query if type(query_map) is nn.Identity else query_map(query.to(x.dtype)), key, value
         # K^T (W X) = (W^T K)^T X, and there are only H + W keys.
-        return query, torch.matmul(query_map.weight[:, :, 0].t(), key), value
+        return query, torch.matmul(query_map.weight[:, :, 0].t(), key.to(x.dtype)), value
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         bn = self.coefficient_bn

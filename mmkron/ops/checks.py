@@ -48,12 +48,12 @@ def check_map(
         name: what the message calls it.
         x: the input.
         channels: the channels that it must have.
-        like: a map whose batch size and dtype it must have.
+        like: a map whose batch size, dtype and device it must have.
         empty_batch: Whether B may be 0.
 
     Raises:
         TypeError: no tensor, no floating-point tensor, or of another dtype than ``like``.
-        ValueError: of other dimensions, channels or batch size, or empty.
+        ValueError: of other dimensions, channels or batch size, on another device, or empty.
     """
     if torch.jit.is_tracing():
         return
@@ -66,6 +66,40 @@ def check_map(
         raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
     if like is not None and x.dtype != like.dtype:
         raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
+    if like is not None:
+        check_device(name, x, like)
+
+
+def check_device(name: str, x: Tensor, like: Tensor) -> None:
+    """Raise ValueError unless ``x`` is on the device of ``like``."""
+    if x.device != like.device:
+        raise ValueError(f'{name} must be on {like.device}, as the other operands, got {x.device}')
+
+
+def check_columns(query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
+    """Raise unless the columns of an attention fit each other: products in place would not tell.
+
+    Args:
+        query: (B, d, n).
+        key: (B, d, m).
+        value: (B, p, m), or None where there is none.
+
+    Raises:
+        TypeError: an operand that is not a floating-point tensor.
+        ValueError: other shapes, an empty dimension, or operands on different devices.
+    """
+    if torch.jit.is_tracing():
+        return
+    operands = {'query': query, 'key': key, 'value': key if value is None else value}
+    for name, x in operands.items():
+        check_floating(name, x)
+        if x.dim() != 3 or 0 in x.shape:
+            raise ValueError(f'{name} must be columns (B, d, n) with no empty dimension, got shape {tuple(x.shape)}')
+        check_device(name, x, query)
+    if query.shape[:2] != key.shape[:2]:
+        raise ValueError(f'key must have the shape {tuple(query.shape[:2])} of query, got {tuple(key.shape)}')
+    if value is not None and value.shape[::2] != key.shape[::2]:
+        raise ValueError(f'value must fit key of shape {tuple(key.shape)}, got {tuple(value.shape)}')
 
 
 def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tuple[int, ...]:

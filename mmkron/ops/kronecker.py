@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_map
+from mmkron.ops.checks import check_choice, check_columns, check_map
 
 NORMS = ('softmax', 'bn_softmax', 'bn')
 
@@ -122,9 +122,9 @@ def kronecker_attention_kv(
     Cost H W (H' + W') (C + Cv) multiply-adds. Arguments, shapes and errors are those of :func:`dense_attention`.
     """
     key, value = _check_maps(query, key, value)
-    key_means = axis_means(key)
-    value_means = key_means if value is key else axis_means(value)
-    out = attend(query.flatten(2), key_means, value_means, norm, scale, bn)
+    key_means = full_means(key)
+    value_means = key_means if value is key else full_means(value)
+    out = attend(query.flatten(2), key_means, value_means.to(value.dtype), norm, scale, bn)
     return out.reshape(*out.shape[:2], *query.shape[2:])
 
 
@@ -142,10 +142,10 @@ def kronecker_attention_qkv(
     Arguments, shapes and errors are those of :func:`dense_attention`.
     """
     key, value = _check_maps(query, key, value)
-    query_means = axis_means(query)
-    key_means = query_means if key is query else axis_means(key)
-    value_means = key_means if value is key else axis_means(value)
-    out = attend(query_means, key_means, value_means, norm, scale, bn)
+    query_means = full_means(query)
+    key_means = query_means if key is query else full_means(key)
+    value_means = key_means if value is key else full_means(value)
+    out = attend(query_means, key_means, value_means.to(value.dtype), norm, scale, bn)
     return outer_sum(out, query.shape[2:])
 
 
@@ -158,15 +158,16 @@ def axis_means(x: Tensor) -> Tensor:
     Returns:
         (B, C, W + H): W means over the height, then H means over the width.
     """
-    return torch.cat([_mean(x, 2), _mean(x, 3)], 2)
+    check_map('x', x)
+    return full_means(x).to(x.dtype)
 
 
-def _mean(x: Tensor, dim: int) -> Tensor:
+def full_means(x: Tensor) -> Tensor:
+    """As :func:`axis_means`, but in float32 where ``x`` is half precision: softmax needs the differences of products,
+    which are less than the rounding of the means makes of them."""
+    dtype = torch.float32 if _is_half(x) else x.dtype
     # The gradient of a sum is a view, that of a mean a map: dividing the small side saves two passes over maps.
-    # A sum in half precision may overflow.
-    if x.dtype in (torch.float16, torch.bfloat16):
-        return x.mean(dim)
-    return x.sum(dim) / x.shape[dim]
+    return torch.cat([x.sum(dim, dtype=dtype) / x.shape[dim] for dim in (2, 3)], 2)
 
 
 def pool_context(x: Tensor) -> Tensor:
@@ -174,6 +175,7 @@ def pool_context(x: Tensor) -> Tensor:
 
     ``torch.export`` with dynamic sizes keeps their parity (torch's pooling guards on it).
     """
+    check_map('x', x)
     return F.max_pool2d(x, 2, ceil_mode=True).flatten(2)
 
 
@@ -187,7 +189,9 @@ def outer_sum(y: Tensor, size: tuple[int, int]) -> Tensor:
     Returns:
         Map (B, C, H, W) with ``out[..., i, j] = y[..., W + i] + y[..., j]``.
     """
-    width = size[1]
+    height, width = size
+    if not torch.jit.is_tracing() and (y.dim() != 3 or y.shape[2] != height + width):
+        raise ValueError(f'y must have shape (B, C, W + H) for size {tuple(size)}, got {tuple(y.shape)}')
     return y[:, :, None, :width] + y[:, :, width:, None]
 
 
@@ -216,11 +220,16 @@ def attend(
         (B, p, n).
 
     Raises:
-        ValueError: an unknown ``norm``.
+        ValueError: an unknown ``norm``, or columns that do not fit each other.
+
+    The coefficients are float32 where operands are half precision, also under autocast: products of half-precision
+    operands may leave its range, and softmax needs their differences. Of query and key, either may be float32 then.
     """
     check_choice('norm', norm, NORMS)
+    check_columns(query, key, value)
+    _check_bn(bn)
     if norm == 'softmax':
-        return _softmax_attend(query, key if scale == 1.0 else key * scale, value)
+        return _softmax_attend(query, key, value, scale)
 
     bn = CoefficientBN() if bn is None else bn
     use_batch = bn.training or bn.running_var is None
@@ -237,13 +246,12 @@ def attend(
     if bn.weight is not None:
         gain = gain * bn.weight
     keys = _full(key) * (gain * scale)
-    if norm == 'bn_softmax':
-        return _softmax_attend(query, keys.to(key.dtype), value)
-
-    shift = -gain * mean if bn.bias is None else bn.bias - gain * mean
     with torch.autocast(query.device.type, enabled=False):
-        values = _full(value)
-        out = torch.bmm(torch.bmm(values, keys.transpose(1, 2)), _full(query)) + shift * values.sum(2, keepdim=True)
+        queries, values = _full(query), _full(value)
+        if norm == 'bn_softmax':
+            return _softmax_attend(queries, keys, values).to(value.dtype)
+        shift = -gain * mean if bn.bias is None else bn.bias - gain * mean
+        out = torch.bmm(torch.bmm(values, keys.transpose(1, 2)), queries) + shift * values.sum(2, keepdim=True)
     return out.to(value.dtype)
 
 
@@ -256,24 +264,37 @@ def attend_plain(
     bn: CoefficientBN | None = None,
 ) -> Tensor:
     """The definition of :func:`attend`, with the coefficients (B, m, n) in memory."""
-    return torch.bmm(value, attention_coefficients(query, key, norm, scale, bn).to(value.dtype))
+    with torch.autocast(query.device.type, enabled=False):
+        out = torch.bmm(_full(value), attention_coefficients(query, key, norm, scale, bn).to(_full(value).dtype))
+    return out.to(value.dtype)
 
 
 def attention_coefficients(
     query: Tensor, key: Tensor, norm: str = 'softmax', scale: float = 1.0, bn: CoefficientBN | None = None
 ) -> Tensor:
-    """The normalised coefficients ``norm(scale * K^T Q)`` of :func:`attend`, (B, m, n): one column for each query."""
-    if norm == 'softmax':
-        return torch.softmax(torch.bmm(key.transpose(1, 2), query) * scale, 1)
-    bn = CoefficientBN() if bn is None else bn
-    use_batch = bn.training or bn.running_var is None
-    # Unnormalised coefficients may leave the range of half precision.
+    """Return the normalized coefficients ``norm(scale * K^T Q)`` of :func:`attend`, in float32 or wider.
+
+    Arguments are those of :func:`attend`.
+
+    Returns:
+        (B, m, n): one column for each query.
+    """
+    check_choice('norm', norm, NORMS)
+    check_columns(query, key)
+    _check_bn(bn)
+    # Products may leave the range of half precision.
     with torch.autocast(query.device.type, enabled=False):
         coefficients = torch.bmm(_full(key).transpose(1, 2), _full(query)) * scale
-        coefficients = F.batch_norm(
-            coefficients[:, None], bn.running_mean, bn.running_var, bn.weight, bn.bias, use_batch, bn.momentum, bn.eps
-        )[:, 0]
-    return torch.softmax(coefficients, 1) if norm == 'bn_softmax' else coefficients
+        if norm == 'softmax':
+            return torch.softmax(coefficients, 1)
+        bn = CoefficientBN() if bn is None else bn
+        use_batch = bn.training or bn.running_var is None
+        weight, bias, *running = (x if x is None else x.to(coefficients.dtype) for x in bn[:4])
+        coefficients = F.batch_norm(coefficients[:, None], *running, weight, bias, use_batch, bn.momentum, bn.eps)[:, 0]
+        for buffer, updated in zip(bn[2:4], running):
+            if bn.training and buffer is not None and buffer.dtype != updated.dtype:
+                buffer.copy_(updated)
+        return torch.softmax(coefficients, 1) if norm == 'bn_softmax' else coefficients
 
 
 def coefficient_moments(query: Tensor, key: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -312,13 +333,22 @@ def _update_running(bn: CoefficientBN, mean: Tensor, var: Tensor, count: int) ->
                 buffer.lerp_(value.to(buffer.dtype), bn.momentum)
 
 
-def _softmax_attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _softmax_attend(query: Tensor, key: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
     # A traced graph gets the two products: cost counters and exporters know them, and their sizes stay free.
     exporting = torch.jit.is_tracing() or getattr(torch.compiler, 'is_exporting', bool)()
-    if not exporting and key.shape[2] >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]:
-        query, key, value = (x.transpose(1, 2).contiguous()[:, None] for x in (query, key, value))
-        return F.scaled_dot_product_attention(query, key, value, scale=1.0)[:, 0].transpose(1, 2)
-    graph = exporting or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled('cpu')
+    tiled = not exporting and key.shape[2] >= TILED_MIN_KEYS and key.shape[1] == value.shape[1]
+    # Torch's attention has the coefficients in float32 already.
+    halves = sum(map(_is_half, (query, key, value)))
+    if 0 < halves < 3 or (not tiled and (halves or torch.is_autocast_enabled(query.device.type))):
+        with torch.autocast(query.device.type, enabled=False):
+            return _softmax_attend(_full(query), _full(key), _full(value), scale).to(value.dtype)
+    if tiled:
+        if scale < 0:  # of which torch's attention knows nothing
+            key, scale = -key, -scale
+        operands = (x.transpose(1, 2).contiguous()[:, None] for x in (query, key, value))
+        return F.scaled_dot_product_attention(*operands, scale=scale)[:, 0].transpose(1, 2).to(value.dtype)
+    key = key if scale == 1.0 else key * scale
+    graph = exporting or torch.is_grad_enabled() or torch.compiler.is_compiling()
     if graph or query.device.type != 'cpu':
         return torch.bmm(value, torch.softmax(torch.bmm(key.transpose(1, 2), query), 1))
     return _softmax_attend_in_place(query, key, value)
@@ -342,8 +372,12 @@ def _softmax_attend_in_place(query: Tensor, key: Tensor, value: Tensor) -> Tenso
     return out
 
 
+def _is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
+
+
 def _full(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+    return x.float() if _is_half(x) else x
 
 
 def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -356,3 +390,10 @@ def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tupl
     if not torch.jit.is_tracing() and key.shape[2:] != value.shape[2:]:
         raise ValueError(f'key and value must have equal map sizes, got {tuple(key.shape)} and {tuple(value.shape)}')
     return key, value
+
+
+def _check_bn(bn: CoefficientBN | None) -> None:
+    """Raise ValueError unless the tensors of ``bn`` have the shape (1,): others would broadcast."""
+    for name, x in zip(CoefficientBN._fields[:4], bn or ()):
+        if x is not None and not torch.jit.is_tracing() and x.shape != (1,):
+            raise ValueError(f'{name} of bn must have shape (1,), got {tuple(x.shape)}')

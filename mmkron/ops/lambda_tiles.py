@@ -81,7 +81,7 @@ class Band:
     """A column of tiles: the embeddings and the values that its tiles share.
 
     The windows are reversed along both axes. So all steps into the embeddings are positive, and the Toeplitz table is
-    a strided view of them.
+    made of windows that move over them.
 
     Args:
         columns: its span along the width.
@@ -105,12 +105,15 @@ class Band:
         return F.pad(table, (columns, columns, rows, rows))
 
     def _toeplitz(self, padded: Tensor) -> Tensor:
-        depth, height, width = padded.shape
         columns, step = self.columns, self.geometry.stride
-        shape = (columns.stop - columns.start, depth, self.height, columns.high - columns.low)
-        first = self.first_row * width + self.geometry.first(1, columns)
-        strides = (step * width, step, height * width, width, 1)
-        return padded.as_strided((self.geometry.tile[0], *shape), strides, first)
+        # Along each axis: where the first query's window begins, how long a window is, how many queries there are.
+        axes = (
+            (self.first_row, self.height, self.geometry.tile[0]),
+            (self.geometry.first(1, columns), columns.high - columns.low, columns.stop - columns.start),
+        )
+        for axis, (first, length, count) in enumerate(axes, 1):
+            padded = padded.narrow(axis, first, length + step * (count - 1)).unfold(axis, length, step)
+        return padded.permute(1, 2, 0, 3, 4)
 
     def window(self, rows: Span) -> tuple[slice, slice]:
         """Rows of the table and of the values that a tile reads."""

@@ -19,11 +19,13 @@ M is the window of a tile of t x t' queries, (r + t - 1) (r + t' - 1) less what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_floating, check_int
+from mmkron.ops.checks import check_choice, check_device, check_floating, check_int
 from mmkron.ops.lambda_cost import Problem, candidates, estimate
 from mmkron.ops.lambda_tiles import PositionLambdaTiles, choose_tile
 
@@ -108,11 +110,14 @@ def position_lambda(
     check_int('dilation', dilation)
     if form is not None:
         check_choice('form', form, FORMS)
+    if form in ('dense', 'tiled') and stride > 1 and dilation > 1:
+        raise ValueError(f"form must be 'conv' where stride and dilation are above 1, got {stride} and {dilation}")
     _check_operand('query', query, dims=(4, 5))
     _check_operand('value', value, dims=(query.dim(),), like=query)
     _check_table(query, value, table, stride)
     if content is not None:
         _check_operand('content', content, dims=(3,))
+        check_device('content', content, query)
         shape = (query.shape[0], query.shape[2], value.shape[2])
         if not torch.jit.is_tracing() and tuple(content.shape) != shape:
             raise ValueError(f'content must have shape (B, k, v) = {shape}, got {tuple(content.shape)}')
@@ -122,11 +127,16 @@ def position_lambda(
         )
         return out[..., 0, :]
 
+    steps = (dilation, dilation)
+    # Exported graphs keep their sizes free, on which this depends.
+    if dilation > 1 and not (torch.jit.is_tracing() or torch.compiler.is_compiling()):
+        steps = dilation_steps(value.shape[3:], dilation)
+        table = reachable(table, value.shape[3:], dilation)
     form = choose_form(query, value, table, stride, dilation) if form is None else form
     dtype = compute_dtype(query)
     with torch.autocast(query.device.type, enabled=False):
         operands = [x if x is None else x.to(dtype) for x in (query, value, table, content)]
-        return _FUNCTIONS[form](*operands, stride, dilation).to(query.dtype)
+        return _FUNCTIONS[form](*operands, stride, steps).to(query.dtype)
 
 
 def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, dilation: int = 1) -> str:
@@ -135,21 +145,23 @@ def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, di
     if torch.jit.is_tracing() or torch.compiler.is_compiling() or (stride > 1 and dilation > 1):
         return 'conv'
     # The phases of a dilation are samples.
-    size = tuple(-(-side // dilation) for side in value.shape[3:])
+    steps = dilation_steps(value.shape[3:], dilation)
+    size = tuple(-(-side // step) for side, step in zip(value.shape[3:], steps))
     heads, depth, intra, width = query.shape[1], query.shape[2], value.shape[1], value.shape[2]
-    problem = Problem(value.shape[0] * dilation**2, heads, depth, width, intra, size, tuple(table.shape[2:]), stride)
+    batch = value.shape[0] * steps[0] * steps[1]
+    problem = Problem(batch, heads, depth, width, intra, size, tuple(table.shape[2:]), stride)
     backward = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
     return min(candidates(problem), key=lambda form: estimate(form, problem, backward))
 
 
 def position_lambda_conv(
-    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None = None, stride: int = 1, dilation: int = 1
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
     """The definition of :func:`position_lambda`: a convolution of the values makes the lambdas, with u input and k
     output channels, the same for each of the v channels."""
     batch, intra, width, *size = value.shape
     maps = value.transpose(1, 2).reshape(batch * width, intra, *size)
-    padding = [dilation * (side // 2) for side in table.shape[2:]]
+    padding = [step * (side // 2) for step, side in zip(dilation, table.shape[2:])]
     lambdas = F.conv2d(maps, table.transpose(0, 1), stride=stride, padding=padding, dilation=dilation)
     lambdas = lambdas.reshape(batch, width, *lambdas.shape[1:])
     if content is not None:
@@ -158,11 +170,11 @@ def position_lambda_conv(
 
 
 def position_lambda_dense(
-    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None = None, stride: int = 1, dilation: int = 1
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
     """:func:`position_lambda` with the embeddings of all pairs, (n, k, u m), in memory."""
-    if dilation > 1:
-        return _by_phase(position_lambda_dense, query, value, table, content, stride, dilation)
+    if dilation != (1, 1):
+        return _by_phase(position_lambda_dense, query, value, table, content, dilation)
     batch, heads, depth, *size = query.shape
     # Both tables and values reversed: the embeddings of all pairs are then windows that move with the query.
     pad = []
@@ -182,36 +194,44 @@ def position_lambda_dense(
 
 
 def position_lambda_tiled(
-    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None = None, stride: int = 1, dilation: int = 1
+    query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
     """:func:`position_lambda` by :class:`mmkron.ops.lambda_tiles.PositionLambdaTiles`."""
-    if dilation > 1:
-        return _by_phase(position_lambda_tiled, query, value, table, content, stride, dilation)
-    # Offsets that no pair of positions has only cost time.
-    pad = [min(0, size - 1 - side // 2) for side, size in zip(table.shape[2:], value.shape[3:])]
-    if any(pad):
-        table = F.pad(table, (pad[1], pad[1], pad[0], pad[0]))
-    return PositionLambdaTiles.apply(query, value, table, content, stride, choose_tile(tuple(value.shape[3:]), stride))
+    if dilation != (1, 1):
+        return _by_phase(position_lambda_tiled, query, value, table, content, dilation)
+    size = tuple(value.shape[3:])
+    table = reachable(table, size)
+    return PositionLambdaTiles.apply(query, value, table, content, stride, choose_tile(size, stride))
 
 
 _FUNCTIONS = {'conv': position_lambda_conv, 'dense': position_lambda_dense, 'tiled': position_lambda_tiled}
 
 
-def _by_phase(function, query, value, table, content, stride: int, dilation: int) -> Tensor:
+def reachable(table: Tensor, size: Sequence[int], dilation: int = 1) -> Tensor:
+    """Return the centre of a table: the offsets that lead from one position of a map (H, W) to another."""
+    pad = [min(0, (length - 1) // dilation - side // 2) for side, length in zip(table.shape[2:], size)]
+    return F.pad(table, (pad[1], pad[1], pad[0], pad[0])) if any(pad) else table
+
+
+def dilation_steps(size: Sequence[int], dilation: int) -> tuple[int, int]:
+    """Return the dilation along each axis of a map (H, W): 1 where every offset but 0 leads out of the map."""
+    height, width = (dilation if dilation < length else 1 for length in size)
+    return height, width
+
+
+def _by_phase(function, query, value, table, content, dilation: tuple[int, int]) -> Tensor:
     """A dilated scope sees positions of one phase only, so the phases are samples of a problem without dilation."""
-    if stride > 1:
-        raise ValueError(f"form must be 'conv' where stride and dilation are above 1, got {stride} and {dilation}")
-    height, width = value.shape[3:]
-    pad = (0, -width % dilation, 0, -height % dilation)
+    (height, width), (down, right) = value.shape[3:], dilation
+    pad = (0, -width % right, 0, -height % down)
 
     def split(x: Tensor) -> Tensor:
-        x = F.pad(x, pad).unflatten(4, (-1, dilation)).unflatten(3, (-1, dilation))
+        x = F.pad(x, pad).unflatten(4, (-1, right)).unflatten(3, (-1, down))
         return x.permute(4, 6, 0, 1, 2, 3, 5).flatten(0, 2)
 
     if content is not None:
-        content = content.repeat(dilation**2, 1, 1)
-    out = function(split(query), split(value), table, content)
-    out = out.unflatten(0, (dilation, dilation, -1)).permute(2, 3, 4, 5, 0, 6, 1)
+        content = content.repeat(down * right, 1, 1)
+    out = function(split(query), split(value), table, content, 1, (1, 1))
+    out = out.unflatten(0, (down, right, -1)).permute(2, 3, 4, 5, 0, 6, 1)
     return out.flatten(5, 6).flatten(3, 4)[..., :height, :width]
 
 
@@ -235,6 +255,8 @@ def _check_operand(name: str, x: Tensor, dims: tuple[int, ...], like: Tensor | N
         raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
     if like is not None and x.shape[0] != like.shape[0]:
         raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
+    if like is not None:
+        check_device(name, x, like)
 
 
 def _check_fits(name: str, x: Tensor, other: Tensor, axes: dict[int, int]) -> None:
@@ -246,6 +268,7 @@ def _check_table(query: Tensor, value: Tensor, table: Tensor, stride: int) -> No
     if torch.jit.is_tracing():
         return
     _check_operand('table', table, dims=(query.dim() - 1,))
+    check_device('table', table, query)
     if table.shape[:2] != (value.shape[1], query.shape[2]):
         raise ValueError(
             f'table must be for u = {value.shape[1]} (of value) and k = {query.shape[2]} (of query), '
@@ -266,6 +289,7 @@ def _check_mask(key_mask: Tensor, key: Tensor) -> None:
         return
     if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
         raise TypeError(f'key_mask must be a bool tensor, got {getattr(key_mask, "dtype", type(key_mask).__name__)}')
+    check_device('key_mask', key_mask, key)
     shape = (key.shape[0], *key.shape[3:])
     if tuple(key_mask.shape) != shape:
         raise ValueError(f'key_mask must have shape {shape}, got {tuple(key_mask.shape)}')

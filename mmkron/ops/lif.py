@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_choice, check_floating, check_number
+from mmkron.ops.checks import check_choice, check_device, check_floating, check_number
 
 SURROGATES = {'sigmoid': 4.0, 'atan': 2.0}  # with the slope of each by default
 
@@ -365,6 +365,8 @@ def check_currents(x: Tensor, v0: Tensor | None) -> None:
         raise TypeError(f'v0 must be a floating-point tensor or None, got {got}')
     if v0 is not None and v0.shape != x.shape[1:]:
         raise ValueError(f'v0 must have shape {tuple(x.shape[1:])}, that of a step of x, got {tuple(v0.shape)}')
+    if v0 is not None:
+        check_device('v0', v0, x)
 
 
 def resolve_neuron(

@@ -173,14 +173,15 @@ def _differentiate(
         h = _charge(v, x, leak, rest, decay_input)
         tl.store(charged_ptr + n, h, inside)
         v = _reset(h, threshold, rest, hard)
+        # One step at a time: the product of all steps may exceed 32 bits, which stride and count have.
         x_ptr += stride
         charged_ptr += count
+        grad_ptr += grad_stride
+        grad_x_ptr += count
     carry = tl.full((lanes,), 0.0, tl.float32)
     if has_end:
         carry = tl.load(end_ptr + n, inside, 0.0).to(tl.float32)
     total = tl.full((lanes,), 0.0, tl.float32)
-    grad_ptr += steps * grad_stride
-    grad_x_ptr += steps * count
     for back in range(steps):
         x_ptr -= stride
         charged_ptr -= count

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_int
+from mmkron.ops.checks import check_device, check_floating, check_int, check_map, check_number
 from mmkron.ops.lif import Neuron, differentiate_all, fire_all, read_leak, resolve_neuron
 
 
@@ -31,25 +32,47 @@ def norm_lif(
     Args:
         x: maps (T B, C, H, W).
         steps: T.
-        weight, bias: of the norm, (C).
-        running_mean, running_var: statistics (C), which are updated.
-        momentum, eps: of the norm.
+        weight, bias: of the norm, (C), in the dtype of x, or in float32 where x is half precision.
+        running_mean, running_var: statistics (C), which are updated; their dtypes are those allowed for ``weight``.
+        momentum: weight of this batch in the running statistics, 0 to 1.
+        eps: added to the variance, at least 0.
         **settings: of the neurons.
 
     Returns:
         Spikes (T, B, C, H, W).
 
     Raises:
-        TypeError, ValueError: settings outside the choices of :func:`mmkron.ops.lif`, a number of maps that ``steps``
-            does not divide, or a single value a channel, which has no variance.
+        TypeError: an operand that is not a floating-point tensor or has another dtype, or a setting of another type.
+        ValueError: settings outside the choices of :func:`mmkron.ops.lif`, operands of other shapes or on other
+            devices, an empty ``x``, a number of maps that ``steps`` does not divide, or a single value per channel,
+            which has no variance.
     """
+    check_map('x', x)
     check_int('steps', steps)
     if len(x) % steps:
         raise ValueError(f'steps must divide the number of maps, got {steps} and {len(x)}')
-    if x.numel() == x.shape[1]:
-        raise ValueError(f'x must have more than one value a channel in training, got shape {tuple(x.shape)}')
+    check_norm(x, momentum, eps, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
     neuron, leak = read_leak(resolve_neuron(**settings))
     return NormLIFFunction.apply(x, weight, bias, leak, running_mean, running_var, momentum, eps, steps, neuron)
+
+
+def check_norm(x: Tensor, momentum: float, eps: float, **operands: Tensor) -> None:
+    """Raise TypeError or ValueError unless batch norm of ``x`` takes these: the kernels behind it check nothing."""
+    if x.numel() == x.shape[1]:
+        raise ValueError(f'x must have more than one value per channel in training, got shape {tuple(x.shape)}')
+    for name, operand in operands.items():
+        check_floating(name, operand)
+        if operand.shape != x.shape[1:2]:
+            raise ValueError(f'{name} must have shape ({x.shape[1]},), the channels of x, got {tuple(operand.shape)}')
+        check_device(name, operand, x)
+        if operand.dtype not in (x.dtype, statistics_dtype(x)):
+            raise TypeError(f'{name} must be of type {statistics_dtype(x)} or that of x, got {operand.dtype}')
+    check_number('momentum', momentum)
+    if not 0 <= momentum <= 1:
+        raise ValueError(f'momentum must be from 0 to 1, got {momentum!r}')
+    check_number('eps', eps)
+    if not 0 <= eps < math.inf:
+        raise ValueError(f'eps must be finite and at least 0, got {eps!r}')
 
 
 class NormLIFFunction(torch.autograd.Function):
@@ -87,11 +110,26 @@ class NormLIFFunction(torch.autograd.Function):
         normalise(x, weight, bias, mean, var, ctx.eps, out=currents)  # to the last bit: the neurons fire as they did
         grad, _, grad_leak = differentiate_all(currents.unflatten(0, (ctx.steps, -1)), None, ctx.neuron, grad, None)
         del currents
-        grads = torch.ops.aten.native_batch_norm_backward(
-            grad.flatten(0, 1), x, weight, None, None, mean, (var + ctx.eps).rsqrt(), True, ctx.eps, [True, True, True]
+        grad, *grads = torch.ops.aten.native_batch_norm_backward(
+            grad.flatten(0, 1),
+            x,
+            weight.to(mean.dtype),
+            None,
+            None,
+            mean,
+            (var + ctx.eps).rsqrt(),
+            True,
+            ctx.eps,
+            [True, True, True],
         )
+        grads = [g.to(weight.dtype) for g in grads]
         grad_leak = None if grad_leak is None else grad_leak.to(leak.dtype).view_as(leak)
-        return *grads, grad_leak, None, None, None, None, None, None
+        return grad, *grads, grad_leak, None, None, None, None, None, None
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of the statistics of maps ``x``: float32 or wider."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def mean_and_variance(x: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,13 +137,15 @@ def mean_and_variance(x: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
 
     ``scratch``, like x, is written to: on a CPU two passes of sums take a small part of the time of torch's statistics.
     """
-    if x.is_cuda or x.dtype not in (torch.float32, torch.float64):
-        return torch.var_mean(x.float(), (0, 2, 3), correction=0)[::-1]
+    dtype = statistics_dtype(x)
+    if x.is_cuda or x.dtype != dtype:
+        return torch.var_mean(x.to(dtype), (0, 2, 3), correction=0)[::-1]
     mean = x.mean((0, 2, 3))
     return mean, torch.sub(x, mean[:, None, None], out=scratch).square_().mean((0, 2, 3))
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, out: Tensor) -> None:
     """Writes ``out``; statistics that are given come back empty."""
+    weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
     unused = mean.new_empty(0), mean.new_empty(0)
     torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps, out=(out, *unused))

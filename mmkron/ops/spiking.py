@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.ops.checks import check_floating, check_int
+from mmkron.ops.checks import check_device, check_floating, check_int
 from mmkron.ops.lif import lif, resolve_neuron
 
 
@@ -108,6 +108,7 @@ def _split(heads: int, **operands: Tensor) -> list[Tensor]:
             raise TypeError(f'{name} must be of type {first.dtype}, as {first_name}, got {x.dtype}')
         if not torch.jit.is_tracing() and x.shape != first.shape:
             raise ValueError(f'{name} must have shape {tuple(first.shape)}, as {first_name}, got {tuple(x.shape)}')
+        check_device(name, x, first)
     if first.shape[2] % heads:
         raise ValueError(f'heads must divide the channels, got heads={heads} and {int(first.shape[2])} channels')
     steps, batch, channels, tokens = first.shape

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from mmkron.ops import (
     CoefficientBN,
     attend,
+    attention_coefficients,
     axis_means,
     dense_attention,
     kronecker_attention_kv,
     kronecker_attention_qkv,
     outer_sum,
+    pool_context,
     pooled_attention,
 )
 from mmkron.ops.kronecker import CHUNK_COEFFICIENTS, TILED_MIN_KEYS, attend_plain, coefficient_moments
+from support.errors import raises
 
 OPERATORS = {
     'dense': dense_attention,
@@ -173,6 +176,55 @@ class TestOperators:
         ones = torch.ones(1, 1, 4, 5, dtype=torch.float64)
         shifted = OPERATORS[kind](torch.cat([x, ones], 1), torch.cat([x, 3 * ones], 1), value)
         torch.testing.assert_close(shifted, OPERATORS[kind](x, x, value))
+
+
+COLUMNS = dict(query=maps(2, 3, 5), key=maps(2, 3, 6), value=maps(2, 4, 6))
+BAD_COLUMNS = [
+    (dict(query=[1.0]), TypeError, 'query', 'list'),
+    (dict(key=maps(2, 3, 6).long()), TypeError, 'key', torch.int64),
+    (dict(query=maps(2, 3, 5, 1)), ValueError, 'query', (2, 3, 5, 1)),
+    (dict(query=maps(2, 3, 0)), ValueError, 'query', (2, 3, 0)),
+    (dict(key=maps(2, 2, 6)), ValueError, 'key', (2, 2, 6)),
+    (dict(key=maps(4, 3, 6)), ValueError, 'key', (4, 3, 6)),
+    (dict(value=maps(4, 4, 6)), ValueError, 'value', (4, 4, 6)),
+    (dict(value=maps(2, 4, 7)), ValueError, 'value', (2, 4, 7)),
+    (dict(key=maps(2, 3, 6).to('meta')), ValueError, 'key', 'meta'),
+    (dict(value=maps(2, 4, 6).to('meta')), ValueError, 'value', 'meta'),
+    (dict(norm='relu'), ValueError, 'norm', 'relu'),
+    (dict(norm='bn', bn=CoefficientBN(weight=torch.ones(6))), ValueError, 'weight', (6,)),
+    (dict(norm='bn', bn=CoefficientBN(bias=torch.ones(()))), ValueError, 'bias', ()),
+    (dict(norm='bn', bn=CoefficientBN(running_mean=torch.ones(5))), ValueError, 'running_mean', (5,)),
+    (dict(norm='bn', bn=CoefficientBN(running_var=torch.ones(1, 1))), ValueError, 'running_var', (1, 1)),
+]
+
+
+@pytest.mark.parametrize(('change', 'error', 'argument', 'value'), BAD_COLUMNS)
+def test_columns_are_checked(change, error, argument, value):
+    """With and without a graph: the products in place would take the first samples of a larger batch."""
+    operands = {**COLUMNS, **change}
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled), raises(error, argument, value):
+            attend(**operands)
+    if argument != 'value':  # it takes none
+        del operands['value']
+        with raises(error, argument, value):
+            attention_coefficients(**operands)
+
+
+@pytest.mark.parametrize('function', [axis_means, pool_context])
+def test_reductions_are_checked(function):
+    with raises(TypeError, 'x', 'list'):
+        function([1.0])
+    for x in (maps(2, 3, 4), maps(2, 3, 4, 5, 6), maps(2, 3, 0, 4)):
+        with raises(ValueError, 'x', tuple(x.shape)):
+            function(x)
+
+
+def test_outer_sum_is_checked():
+    """Columns of another map's size would make a map of another height."""
+    for shape in ((2, 3, 9), (2, 3, 11), (3, 10), (2, 3, 10, 1)):
+        with raises(ValueError, 'y', shape):
+            outer_sum(maps(*shape), (4, 6))
 
 
 @pytest.mark.parametrize('batch', [1, 3, 5])

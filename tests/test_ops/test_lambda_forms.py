@@ -32,6 +32,10 @@ CASES = {
     'dilation 2': (3, 4, 3, 2, 2, (9, 7), (5, 3), 1, 2),
     'dilation 3': (2, 1, 3, 1, 4, (8, 11), (3, 5), 1, 3),
     'dilation over the map': (2, 2, 3, 1, 4, (2, 3), (3, 3), 1, 4),
+    'dilation over the rows': (2, 2, 3, 2, 2, (3, 14), (5, 7), 1, 4),
+    'dilation over the columns': (2, 2, 3, 2, 2, (14, 3), (5, 3), 1, 5),
+    'dilation far over the map': (2, 3, 3, 2, 2, (4, 11), (7, 23), 1, 1000),
+    'stride 2, dilation over the map': (2, 2, 3, 2, 2, (5, 4), (3, 5), 2, 9),
     'stride 2, dilation 3': (2, 2, 3, 2, 2, (9, 8), (3, 5), 2, 3),
     'stride 3, dilation 2': (1, 4, 3, 1, 2, (7, 10), (5, 3), 3, 2),
 }
@@ -90,6 +94,19 @@ def close(outs, expected, tolerance=1e-10):
         torch.testing.assert_close(out, other, rtol=tolerance, atol=tolerance)
 
 
+class Recorder(TorchDispatchMode):
+    """Elements of the largest memory that an operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self.largest = max(self.largest, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
 @pytest.mark.parametrize('case', CASES)
 class TestCases:
     @pytest.mark.parametrize('with_content', [False, True], ids=['', 'content'])
@@ -121,7 +138,7 @@ class TestCases:
         st.tuples(st.integers(1, 11), st.integers(1, 18)),
         st.tuples(*[st.integers(0, 9).map(lambda radius: 2 * radius + 1)] * 2),
         st.integers(1, 3),
-        st.integers(1, 3),
+        st.integers(1, 3) | st.integers(4, 20),
     ),
     st.booleans(),
     st.integers(0, 1000),
@@ -334,16 +351,6 @@ class TestTiles:
         samples. (Its largest is the output, h v a query, and h = 2 is far below k = 16.) The other forms show that the
         recorder sees such tensors."""
 
-        class Recorder(TorchDispatchMode):
-            largest = 0
-
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                result = func(*args, **(kwargs or {}))
-                for x in tree_leaves(result):
-                    if isinstance(x, torch.Tensor):
-                        self.largest = max(self.largest, x.untyped_storage().nbytes() // x.element_size())
-                return result
-
         batch, heads, depth, width, positions = 3, 2, 16, 32, 32 * 32
         inputs = operands(batch, heads, depth, 1, width, (32, 32), (11, 11), dtype=torch.float32)
         largest = {}
@@ -354,6 +361,18 @@ class TestTiles:
         assert batch * heads * width * positions <= largest['tiled'] < positions * depth * width / 2
         assert largest['conv'] >= batch * positions * depth * width
         assert largest['dense'] >= positions * positions * depth
+
+
+@pytest.mark.parametrize('form', [None, *FORMS])
+@pytest.mark.parametrize('dilation', [19, 1000, 10**9])
+def test_dilation_costs_no_more_than_the_map(form, dilation):
+    """However large it is, no tensor is larger than some maps: offsets that lead out of the map are left out."""
+    inputs = operands(1, 2, 4, 1, 3, (20, 15), (23, 23), dtype=torch.float32)
+    with Recorder() as recorder:
+        outs = differentiate(inputs, form=form, dilation=dilation)
+    # That of all pairs is the largest in the dense form.
+    assert recorder.largest <= (300**2 * 4 if form == 'dense' else 16 * 300 * 8)
+    close([outs[0]], [numpy_position(*inputs, dilation=dilation).float()], 1e-5)
 
 
 class TestPrecision:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkron.ops import content_lambda, content_matrix, position_lambda
+from support.errors import raises
 
 
 def operands(batch, heads, depth, intra, width, size, context=None, seed=0, dtype=torch.float64):
@@ -261,6 +262,22 @@ class TestPositionLambdaErrors:
         refused(ValueError, rf'{shape} \(1, 3, 5\)', query, value, table, content[:1])
         refused(ValueError, rf'{shape} \(3, 3, 5\)', query, value, table, content[[0, 1, 1]])
         refused(ValueError, rf'{shape} \(2, 5, 3\)', query, value, table, content.mT)
+
+    @pytest.mark.parametrize('form', [None, 'conv', 'dense', 'tiled'])
+    def test_devices(self, form):
+        operands = dict(zip(('query', 'value', 'table'), self.operands()))
+        operands['content'] = torch.zeros(2, 3, 5, dtype=torch.float64)
+        for name in ('value', 'table', 'content'):
+            with raises(ValueError, name, 'meta'):
+                position_lambda(**{**operands, name: operands[name].to('meta')}, form=form)
+        query, key, value = (torch.ones(2, 1, 3, 4) for _ in range(3))
+        mask = torch.ones(2, 4, dtype=torch.bool)
+        with raises(ValueError, 'key', 'meta'):
+            content_lambda(query, key.to('meta'), value)
+        with raises(ValueError, 'value', 'meta'):
+            content_lambda(query, key, value.to('meta'))
+        with raises(ValueError, 'key_mask', 'meta'):
+            content_lambda(query, key, value, mask.to('meta'))
 
     @pytest.mark.parametrize('name', ['stride', 'dilation'])
     def test_steps(self, name):

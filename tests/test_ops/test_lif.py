@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmkron.ops import lif
+from support.errors import raises
 
 module = import_module('mmkron.ops.lif')  # the attribute of that name is the function
 
@@ -273,6 +274,12 @@ class TestGraphs:
         traced = torch.jit.trace(lif, (currents(4, 3, 5),), check_trace=False)
         other = currents(4, 7, 2, seed=1)
         assert torch.equal(traced(other), lif(other))
+
+
+def test_potentials_on_another_device():
+    """A kernel would read them, or what lies at their address."""
+    with raises(ValueError, 'v0', 'meta'):
+        lif(torch.zeros(2, 3), torch.zeros(3, device='meta'))
 
 
 @pytest.mark.parametrize(

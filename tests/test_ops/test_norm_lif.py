@@ -1,6 +1,7 @@
 """Batch norm and neurons in one operation, against one after the other."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ import torch.nn.functional as F
 from mmkron.layers import SpikingConv
 from mmkron.ops import lif
 from mmkron.ops.norm_lif import norm_lif
+from support.errors import raises
+
+NAMES = ('weight', 'bias', 'running_mean', 'running_var')
 
 
 def operands(dtype=torch.float64, channels=5):
@@ -124,12 +128,66 @@ def test_where_the_layer_does_without():
     assert not SpikingConv(3, 4, norm_cfg=dict(type='GN', num_groups=1)).joins_norm()
 
 
-@pytest.mark.parametrize(('shape', 'steps'), [((4, 5, 2, 2), 3), ((4, 5, 2, 2), 0), ((1, 5, 1, 1), 1)])
-def test_exception(shape, steps):
-    """Before the statistics change."""
-    weight, bias, mean, var = (torch.ones(5) for _ in range(4))
-    with pytest.raises(
-        ValueError, match=r'steps must|more than one value a channel in training, got shape \(1, 5, 1, 1\)'
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_parameters_in_half_precision(dtype):
+    """As in a model whose parameters are cast: computed in float32, gradients and statistics in their own dtype."""
+    x, parameters = operands(dtype)
+    cotangent, results = torch.randn(4, 3, *x.shape[1:], generator=torch.Generator().manual_seed(1)).to(dtype), []
+    for cast in (dtype, torch.float32):
+        weight, bias, mean, var = (y.to(dtype).to(cast) for y in parameters)
+        leaves = [x.clone().requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+        out = norm_lif(leaves[0], 4, weight, bias, mean, var)
+        grads = torch.autograd.grad(out, leaves, cotangent)
+        assert [y.dtype for y in (*grads, mean, var)] == [dtype, *[cast] * 4]
+        results.append([y.float() for y in (out, *grads, mean, var)])
+    assert torch.equal(*(each[0] for each in results))
+    for ours, expected in zip(*results):
+        torch.testing.assert_close(ours, expected, rtol=1e-2, atol=2e-3)
+
+
+BAD = {
+    'steps that do not divide': (dict(steps=3), ValueError, 'steps', 3),
+    'no step': (dict(steps=0), ValueError, 'steps', 0),
+    'steps as a float': (dict(steps=2.0), TypeError, 'steps', 2.0),
+    'one value per channel': (dict(x=torch.randn(1, 5, 1, 1), steps=1), ValueError, 'x', (1, 5, 1, 1)),
+    'no map': (dict(x=torch.randn(0, 5, 2, 2)), ValueError, 'x', (0, 5, 2, 2)),
+    'no row': (dict(x=torch.randn(4, 5, 0, 2)), ValueError, 'x', (4, 5, 0, 2)),
+    'no channel': (dict(x=torch.randn(4, 0, 2, 2)), ValueError, 'x', (4, 0, 2, 2)),
+    'steps apart': (dict(x=torch.randn(2, 2, 5, 2, 2)), ValueError, 'x', (2, 2, 5, 2, 2)),
+    'ints': (dict(x=torch.ones(4, 5, 2, 2, dtype=torch.int32)), TypeError, 'x', torch.int32),
+    'a list': (dict(x=[1.0]), TypeError, 'x', 'list'),
+    'negative momentum': (dict(momentum=-0.1), ValueError, 'momentum', -0.1),
+    'momentum above 1': (dict(momentum=1.5), ValueError, 'momentum', 1.5),
+    'nan momentum': (dict(momentum=math.nan), ValueError, 'momentum', math.nan),
+    'no momentum': (dict(momentum=None), TypeError, 'momentum', None),
+    'negative eps': (dict(eps=-1e-5), ValueError, 'eps', -1e-5),
+    'infinite eps': (dict(eps=math.inf), ValueError, 'eps', math.inf),
+    'nan eps': (dict(eps=math.nan), ValueError, 'eps', math.nan),
+    'eps as text': (dict(eps='1e-5'), TypeError, 'eps', '1e-5'),
+    'a bad neuron': (dict(tau=0.5), ValueError, 'tau', 0.5),
+}
+for _name in ('weight', 'bias', 'running_mean', 'running_var'):
+    for _label, _bad, _error, _value in (
+        ('too short', torch.ones(2), ValueError, (2,)),
+        ('too long', torch.ones(40), ValueError, (40,)),
+        ('empty', torch.ones(0), ValueError, (0,)),
+        ('a single number', torch.ones(()), ValueError, ()),
+        ('two dimensions', torch.ones(5, 1), ValueError, (5, 1)),
+        ('missing', None, TypeError, 'NoneType'),
+        ('ints', torch.ones(5, dtype=torch.int64), TypeError, torch.int64),
+        ('float64', torch.ones(5, dtype=torch.float64), TypeError, torch.float64),
+        ('half', torch.ones(5, dtype=torch.float16), TypeError, torch.float16),
+        ('elsewhere', torch.ones(5, device='meta'), ValueError, 'meta'),
     ):
-        norm_lif(torch.randn(shape), steps, weight, bias, mean, var)
-    assert torch.equal(mean, torch.ones(5))
+        BAD[f'{_name}, {_label}'] = ({_name: _bad}, _error, _name, _value)
+
+
+@pytest.mark.parametrize('case', BAD)
+def test_exception(case):
+    """Before the statistics change, and before anything is read: torch's kernels behind it check no shape."""
+    change, error, argument, value = BAD[case]
+    good = dict(x=torch.randn(4, 5, 2, 2), steps=2, **{name: torch.ones(5) for name in NAMES})
+    arguments = {**good, **change}
+    with raises(error, argument, value):
+        norm_lif(**arguments)
+    assert all(torch.equal(good[name], torch.ones(5)) for name in NAMES)

@@ -8,6 +8,7 @@ import torch
 
 from mmkron.ops import channel_qk_attention, lif, spiking_self_attention, token_qk_attention
 from mmkron.ops.spiking import is_stateless
+from support.errors import raises
 
 FUNCTIONS = [token_qk_attention, channel_qk_attention, spiking_self_attention]
 
@@ -153,6 +154,14 @@ def test_samples_are_independent(function):
     operands = operands_of(function, 4, 5, 8, 6)
     out = function(*operands, 2)
     assert torch.equal(function(*(x[:, 2:3] for x in operands), 2), out[:, 2:3])
+
+
+@pytest.mark.parametrize('function', FUNCTIONS)
+def test_operands_on_different_devices(function):
+    operands = operands_of(function, 4, 2, 8, 5)
+    operands[1] = operands[1].to('meta')
+    with raises(ValueError, 'k', 'meta'):
+        function(*operands, 2)
 
 
 @pytest.mark.parametrize('function', FUNCTIONS)

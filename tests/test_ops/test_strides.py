@@ -1,0 +1,285 @@
+"""Operands of any strides: values and gradients of every operator are those of its definition on contiguous ones."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmkron import ops
+from mmkron.layers import KroneckerAttention2d, LambdaLayer, SpikingConv, SpikingPatchEmbed, SpikingSelfAttention
+from mmkron.ops.norm_lif import norm_lif
+from support.strides import restride
+
+SEEDS = range(6)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spikes(*shape, seed=0):
+    return (normal(*shape, seed=seed) > 0.3).double()
+
+
+def constant_along(axis, x):
+    """Values that may be expanded along an axis."""
+    return x.narrow(axis, 0, 1).expand_as(x)
+
+
+# Definitions, of einsum and loops.
+def means(x):
+    return torch.cat([x.sum(2) / x.shape[2], x.sum(3) / x.shape[3]], 2)
+
+
+def positions(x):
+    return x.reshape(*x.shape[:2], -1)
+
+
+def pooled(x):
+    rows = range(0, x.shape[2], 2), range(0, x.shape[3], 2)
+    windows = [x[:, :, i : i + 2, j : j + 2].flatten(2).max(2).values for i in rows[0] for j in rows[1]]
+    return torch.stack(windows, 2)
+
+
+def coefficients(query, key, norm='softmax', scale=1.0):
+    out = scale * torch.einsum('bdm,bdn->bmn', key, query)
+    if norm != 'softmax':
+        out = (out - out.mean()) / (out.var(unbiased=False) + 1e-5).sqrt()
+    return (
+        out
+        if norm == 'bn'
+        else (out - out.amax(1, keepdim=True)).exp() / (out - out.amax(1, keepdim=True)).exp().sum(1, keepdim=True)
+    )
+
+
+def attention(query, key, value, norm='softmax', scale=1.0):
+    return torch.einsum('bpm,bmn->bpn', value, coefficients(query, key, norm, scale))
+
+
+def map_attention(reduce_query, reduce_context, query, key, value, norm='softmax'):
+    out = attention(reduce_query(query), reduce_context(key), reduce_context(value), norm)
+    height, width = query.shape[2:]
+    if reduce_query is means:
+        return out[:, :, :width].unsqueeze(2) + out[:, :, width:].unsqueeze(3)
+    return out.reshape(*out.shape[:2], height, width)
+
+
+def content_matrix(key, value):
+    weights = key.flatten(3).exp() / key.flatten(3).exp().sum(3, keepdim=True)
+    return torch.einsum('bukm,buvm->bkv', weights, value.flatten(3))
+
+
+def content_lambda(query, key, value):
+    return torch.einsum('bhkxy,bkv->bhvxy', query, content_matrix(key, value))
+
+
+def position_lambda(query, value, table, content, stride=1, dilation=1):
+    out = torch.einsum('bhkxy,bkv->bhvxy', query, content)
+    radius = [side // 2 for side in table.shape[2:]]
+    pad = [dilation * r for r in radius]
+    padded = F.pad(value, (pad[1], pad[1], pad[0], pad[0]))
+    for i in range(table.shape[2]):
+        for j in range(table.shape[3]):
+            seen = padded[..., dilation * i :, dilation * j :][..., : value.shape[3], : value.shape[4]]
+            lambdas = torch.einsum('uk,buvxy->bkvxy', table[:, :, i, j], seen[..., ::stride, ::stride])
+            out = out + torch.einsum('bhkxy,bkvxy->bhvxy', query, lambdas)
+    return out
+
+
+def neurons(x, v0=None, tau=2.0, v_threshold=1.0):
+    v, out = torch.zeros_like(x[0]) if v0 is None else v0, []
+    for current in x:
+        h = v + (current - v) / tau
+        soft = torch.sigmoid(4 * (h - v_threshold))
+        s = (h >= v_threshold).to(x.dtype) + soft - soft.detach()
+        out.append(s)
+        v = h * (1 - s.detach())
+    return torch.stack(out)
+
+
+def spiking_attention(kind, *operands, heads=2):
+    q, k, *v = (x.unflatten(2, (heads, -1)) for x in operands)
+    if kind == 'self':
+        weights = torch.einsum('tbhcn,tbhcm->tbhnm', q, k)
+        out = neurons(0.125 * torch.einsum('tbhnm,tbhcm->tbhcn', weights, v[0]), v_threshold=0.5)
+    else:
+        out = neurons(q.sum(3 if kind == 'token' else 4, keepdim=True), v_threshold=0.5) * k
+    return out.flatten(2, 3)
+
+
+def norm_neurons(x, weight, bias):
+    mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
+    out = (x - mean) / (var + 1e-5).sqrt() * weight[:, None, None] + bias[:, None, None]
+    return neurons(out.reshape(4, -1, *x.shape[1:]))
+
+
+def fused(x, weight, bias):
+    """With running statistics of a step of 2, which become those of the batch."""
+    mean, var = (torch.zeros(2 * len(weight), dtype=x.dtype)[::2] for _ in range(2))
+    out = norm_lif(x, 4, weight, bias, mean, var, momentum=1.0)
+    torch.testing.assert_close(mean, x.detach().mean((0, 2, 3)))
+    torch.testing.assert_close(var, x.detach().var((0, 2, 3)))
+    return out
+
+
+MAPS = [normal(2, 3, 5, 6), normal(2, 3, 4, 7, seed=1), normal(2, 4, 4, 7, seed=2)]
+COLUMNS = [normal(2, 3, 9), normal(2, 3, 14, seed=1), normal(2, 4, 14, seed=2)]
+MANY = [normal(2, 3, 10), normal(2, 3, 800, seed=1), normal(2, 3, 800, seed=2)]
+LAMBDAS = [normal(2, 3, 4, 5, 12), normal(2, 2, 3, 5, 12, seed=1), normal(2, 4, 5, 7, seed=2), normal(2, 4, 3, seed=3)]
+CONTENT = [normal(2, 3, 4, 5, 3), normal(2, 2, 4, 3, 6, seed=1), normal(2, 2, 3, 3, 6, seed=2)]
+SPIKES = [spikes(4, 2, 6, 5, seed=seed) for seed in range(3)]
+
+
+def lambda_operands(size, scope, stride=1):
+    queries = [-(-side // stride) for side in size]
+    shapes = (2, 3, 4, *queries), (2, 2, 3, *size), (2, 4, *scope), (2, 4, 3)
+    return [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+
+
+# name -> operator, definition, operands
+CASES = {
+    'attend': (ops.attend, attention, COLUMNS),
+    'attend, tiled': (ops.attend, attention, MANY),
+    'attend, tiled, scaled': (partial(ops.attend, scale=-0.3), partial(attention, scale=-0.3), MANY),
+    'attend, bn': (partial(ops.attend, norm='bn', scale=0.7), partial(attention, norm='bn', scale=0.7), COLUMNS),
+    'attention_coefficients': (ops.attention_coefficients, coefficients, COLUMNS[:2]),
+    'axis_means': (ops.axis_means, means, MAPS[:1]),
+    'channel_qk_attention': (
+        partial(ops.channel_qk_attention, heads=2),
+        partial(spiking_attention, 'channel'),
+        SPIKES[:2],
+    ),
+    'content_lambda': (ops.content_lambda, content_lambda, CONTENT),
+    'content_matrix': (ops.content_matrix, content_matrix, CONTENT[1:]),
+    'dense_attention': (ops.dense_attention, partial(map_attention, positions, positions), MAPS),
+    'kronecker_attention_kv': (ops.kronecker_attention_kv, partial(map_attention, positions, means), MAPS),
+    'kronecker_attention_qkv': (ops.kronecker_attention_qkv, partial(map_attention, means, means), MAPS),
+    'lif': (ops.lif, neurons, [1.5 * normal(4, 2, 3, 5), normal(2, 3, 5, seed=1), torch.tensor([2.5]).double()]),
+    'norm_lif': (fused, norm_neurons, [normal(8, 3, 4, 5), normal(3, seed=1).abs() + 0.5, normal(3, seed=2)]),
+    'outer_sum': (
+        partial(ops.outer_sum, size=(4, 5)),
+        lambda y: torch.stack([y[..., 5 + i, None] + y[..., :5] for i in range(4)], 2),
+        [normal(2, 3, 9)],
+    ),
+    'pool_context': (ops.pool_context, pooled, MAPS[:1]),
+    'pooled_attention': (ops.pooled_attention, partial(map_attention, positions, pooled), MAPS),
+    'position_lambda': (ops.position_lambda, position_lambda, lambda_operands((5, 12), (5, 7))),
+    'spiking_self_attention': (
+        partial(ops.spiking_self_attention, heads=2),
+        partial(spiking_attention, 'self'),
+        SPIKES,
+    ),
+    'token_qk_attention': (partial(ops.token_qk_attention, heads=2), partial(spiking_attention, 'token'), SPIKES[:2]),
+}
+for _norm in ('bn_softmax', 'bn'):
+    for _name, _reductions in (('dense', (positions, positions)), ('kronecker', (positions, means))):
+        _operator = ops.dense_attention if _name == 'dense' else ops.kronecker_attention_kv
+        _definition = partial(map_attention, *_reductions, norm=_norm)
+        CASES[f'{_name}, {_norm}'] = (partial(_operator, norm=_norm), _definition, MAPS)
+for _form in ('conv', 'dense', 'tiled'):
+    for _size, _scope, _settings in (
+        ((5, 12), (5, 7), {}),
+        ((1, 1), (5, 3), {}),  # one query: no zeros beside the embeddings
+        ((3, 3), (5, 5), dict(stride=3)),
+        ((9, 21), (3, 5), dict(stride=2)),
+        ((5, 9), (3, 5), dict(dilation=2)),
+        ((5, 9), (5, 3), dict(dilation=7)),
+    ):
+        CASES[f'position_lambda, {_form}, {_size}, {_settings}'] = (
+            partial(ops.position_lambda, form=_form, **_settings),
+            partial(position_lambda, **_settings),
+            lambda_operands(_size, _scope, _settings.get('stride', 1)),
+        )
+
+
+def differentiate(function, operands, cotangent=None):
+    """The output and the gradients of all operands."""
+    leaves = [x.detach().requires_grad_() for x in operands]
+    out = function(*leaves)
+    if cotangent is None:
+        cotangent = normal(*out.shape, seed=9)
+    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)], cotangent
+
+
+def assert_equal(ours, expected):
+    for out, other in zip(ours, expected):
+        torch.testing.assert_close(out, other, rtol=1e-9, atol=1e-9)
+
+
+def test_every_operator_has_a_case():
+    assert {name.split(',')[0] for name in CASES} >= {*ops.__all__} - {'CoefficientBN'}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_any_strides(case):
+    """Operands and cotangents of random strides."""
+    operator, definition, operands = CASES[case]
+    expected, cotangent = differentiate(definition, operands)
+    assert_equal(differentiate(operator, operands, cotangent)[0], expected)
+    for seed in SEEDS:
+        others = [restride(x, 10 * seed + i) for i, x in enumerate(operands)]
+        assert_equal(differentiate(operator, others, restride(cotangent, seed))[0], expected)
+        with torch.no_grad():
+            assert_equal([operator(*others)], expected)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_expanded(case):
+    """Each operand in turn is constant along one of its dimensions, of stride 0."""
+    operator, definition, operands = CASES[case]
+    for index, x in enumerate(operands):
+        for axis in range(x.dim()):
+            changed = list(operands)
+            changed[index] = constant_along(axis, x)
+            expected, cotangent = differentiate(definition, [y.contiguous() for y in changed])
+            assert_equal(differentiate(operator, changed, cotangent)[0], expected)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_channels_last(case):
+    """Operands of four dimensions in channels last, as convolutions hand them on; the last two swapped elsewhere."""
+    operator, definition, operands = CASES[case]
+    expected, cotangent = differentiate(definition, operands)
+    others = [
+        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.mT.contiguous().mT if x.dim() > 1 else x
+        for x in operands
+    ]
+    assert_equal(differentiate(operator, others, cotangent)[0], expected)
+
+
+def test_one_query():
+    """By hand: a table that is not contiguous, and a single query of a stride as large as the map."""
+    query, value = torch.ones(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, 3, 3)
+    value[..., 0, 1] = 1
+    table = torch.arange(25.0).view(1, 1, 5, 5).transpose(2, 3)  # entry [i, j] is 5 j + i
+    for form in ('conv', 'dense', 'tiled'):
+        assert ops.position_lambda(query, value, table, stride=3, form=form).item() == 5 * 3 + 2
+
+
+LAYERS = {
+    **{
+        mode: (lambda mode=mode: KroneckerAttention2d(4, mode, 'qkv', residual=True), (2, 4, 5, 6))
+        for mode in ('kv', 'qkv', 'dense', 'pooled')
+    },
+    'lambda': (lambda: LambdaLayer(8, dim_key=3, heads=2, scope=5, intra_depth=2), (2, 8, 5, 6)),
+    'conv': (lambda: SpikingConv(3, 4, 3, pool=True, pool_first=True), (4, 2, 3, 7, 6)),
+    'embed': (lambda: SpikingPatchEmbed(3, (4, 6), (True, False)), (4, 2, 3, 7, 6)),
+    'self-attention': (
+        lambda: SpikingSelfAttention(4, 2, 0.1, dict(v_threshold=0.2), legacy_order=True),
+        (4, 2, 4, 3, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize('name', LAYERS)
+def test_layers(name):
+    """A training step on maps of any strides is that on contiguous ones."""
+    build, shape = LAYERS[name]
+    torch.manual_seed(0)
+    layer = build().double().train()
+    x = normal(*shape)
+    expected, cotangent = differentiate(layer, [x])
+    assert all(out.isfinite().all() and out.any() for out in expected)
+    for seed in SEEDS:
+        assert_equal(differentiate(layer, [restride(x, seed)], restride(cotangent, seed + 1))[0], expected)
