@@ -11,6 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
+from mmkron.data_checks.common import Problem, type_name, used_datasets
+
+_HINT = """\
+MMDetection would drop what does not fit without a word. The classes of a dataset are set by
+  metainfo=dict(classes=(...))
+with the names of the file in its order."""
 _SHOWN = 5  # names or ids that a message lists
 
 
@@ -99,6 +105,30 @@ def dataset_classes(dataset: dict) -> tuple[Any, str]:
     except (ImportError, AssertionError):  # mmdet asserts the versions that it works with
         return None, ''
     return CocoDataset.METAINFO['classes'], 'CocoDataset.METAINFO'
+
+
+def coco_file(dataset: dict) -> str:
+    """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk."""
+    path = osp.expanduser(osp.join(dataset.get('data_root') or '', dataset.get('ann_file') or ''))
+    return path if type_name(dataset) == 'CocoDataset' and osp.isfile(path) else ''
+
+
+def image_folder(dataset: dict) -> str:
+    """Return the folder of a dataset's images, which may be remote."""
+    folder = (dataset.get('data_prefix') or {}).get('img') or ''
+    return folder if '://' in folder else osp.expanduser(osp.join(dataset.get('data_root') or '', folder))
+
+
+def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
+    """Yield what the COCO annotation files of the used datasets and the datasets' classes do not agree on.
+
+    Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
+    category: that is how the host trains on some of them. For the cost see :func:`read_coco`.
+    """
+    for key, dataset in used_datasets(cfg, splits):
+        path = coco_file(dataset)
+        for text in misfits(read_coco(path), dataset) if path else ():
+            yield Problem(osp.abspath(path), text, f'{key}.ann_file = {dataset["ann_file"]!r}', _HINT)
 
 
 def misfits(content: CocoFile, dataset: dict) -> Iterator[str]:

@@ -5,7 +5,8 @@ import os.path as osp
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mmkron.data_checks.coco import misfits, missing_images, read_coco
+from mmkron.data_checks.coco import coco_file, image_folder, missing_images, read_coco
+from mmkron.data_checks.common import type_name, used_datasets
 from mmkron.datasets import CIFAR10DVS
 
 DEMO_CONFIG = 'configs/kanet/kanet-kv_digits.py'
@@ -103,34 +104,6 @@ class Missing(NamedTuple):
     note: str = ''  # what else is to be said about it
 
 
-class Misfit(NamedTuple):
-    """An annotation file that is there and that does not fit the config which names it."""
-
-    path: str  # absolute
-    key: str  # where the config names it
-    value: str  # as written there
-    text: str  # what does not fit, with both sides
-
-
-def type_name(cfg: dict) -> str:
-    """The ``type`` of a config dict without its scope: ``'mmpretrain.ImageNet'`` -> ``'ImageNet'``."""
-    kind = cfg.get('type', '')
-    return (kind if isinstance(kind, str) else getattr(kind, '__name__', str(kind))).rsplit('.', 1)[-1]
-
-
-def leaf_datasets(dataset: Any, key: str) -> Iterator[tuple[str, dict]]:
-    """Yields (dotted key, config) of the datasets that read data, below any nesting of wrappers."""
-    if not isinstance(dataset, dict):
-        return
-    if isinstance(dataset.get('dataset'), dict):
-        yield from leaf_datasets(dataset['dataset'], f'{key}.dataset')
-    elif isinstance(dataset.get('datasets'), (list, tuple)):
-        for i, child in enumerate(dataset['datasets']):
-            yield from leaf_datasets(child, f'{key}.datasets.{i}')
-    else:
-        yield key, dataset
-
-
 def _strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield key, value
@@ -173,25 +146,14 @@ def _missing_in(dataset: dict, key: str) -> list[Missing]:
     if not found and name in _LISTED_TYPES:
         for lost_file, note in _missing_listed(dataset, root):
             found.append(missing(f'{key}.ann_file', dataset['ann_file'], lost_file)._replace(note=note))
-    if not found and _coco_file(dataset):
-        images, folder = read_coco(_coco_file(dataset)).images, _image_folder(dataset)
+    if not found and coco_file(dataset):
+        images, folder = read_coco(coco_file(dataset)).images, image_folder(dataset)
         gone = [] if '://' in folder else missing_images(images, folder)
         if gone:
             names = ', '.join(osp.basename(path) for path in gone[:3]) + (', ...' if len(gone) > 3 else '')
             note = f' ({len(gone)} of the {len(images)} images that it lists are missing: {names})'
             found.append(missing(f'{key}.ann_file', dataset['ann_file'], gone[0])._replace(note=note))
     return found
-
-
-def _coco_file(dataset: dict) -> str:
-    """The annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on this disk."""
-    path = osp.expanduser(osp.join(dataset.get('data_root') or '', dataset.get('ann_file') or ''))
-    return path if type_name(dataset) == 'CocoDataset' and osp.isfile(path) else ''
-
-
-def _image_folder(dataset: dict) -> str:
-    folder = (dataset.get('data_prefix') or {}).get('img') or ''
-    return folder if '://' in folder else osp.expanduser(osp.join(dataset.get('data_root') or '', folder))
 
 
 def _missing_listed(dataset: dict, root: str) -> Iterator[tuple[str, str]]:
@@ -232,12 +194,9 @@ def find_missing(cfg: Any, splits: Sequence[str]) -> list[Missing]:
         cfg: The whole config.
         splits: Which loaders will be used, of ``'train'``, ``'val'`` and ``'test'``.
     """
-    found = []
+    found = [item for key, dataset in used_datasets(cfg, splits) for item in _missing_in(dataset, key)]
     for split in splits:
-        loader = cfg.get(f'{split}_dataloader')
-        if isinstance(loader, dict):
-            for key, dataset in leaf_datasets(loader.get('dataset'), f'{split}_dataloader.dataset'):
-                found += _missing_in(dataset, key)
+        if isinstance(cfg.get(f'{split}_dataloader'), dict):
             found += _missing_of_metrics(cfg.get(f'{split}_evaluator'), f'{split}_evaluator')
     return found
 
@@ -251,51 +210,6 @@ def _missing_of_metrics(evaluator: Any, key: str) -> Iterator[Missing]:
         path = osp.abspath(osp.expanduser(value or ''))
         if value and '://' not in value and not osp.exists(path):
             yield Missing(path, f'{key}.ann_file', value, '', f'{key}.ann_file', 'CocoMetric')
-
-
-def find_misfits(cfg: Any, splits: Sequence[str]) -> list[Misfit]:
-    """What the COCO annotation files of the used datasets and the datasets' classes do not agree on.
-
-    Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
-    category: that is how the host trains on some of them. For the cost see :func:`mmkron.data_checks.coco.read_coco`.
-
-    Args:
-        cfg: The whole config.
-        splits: Which loaders will be used, of ``'train'``, ``'val'`` and ``'test'``.
-    """
-    found = []
-    for split in splits:
-        loader = cfg.get(f'{split}_dataloader')
-        if isinstance(loader, dict):
-            for key, dataset in leaf_datasets(loader.get('dataset'), f'{split}_dataloader.dataset'):
-                path = _coco_file(dataset)
-                for text in misfits(read_coco(path), dataset) if path else ():
-                    found.append(Misfit(osp.abspath(path), f'{key}.ann_file', dataset['ann_file'], text))
-    return found
-
-
-def describe_misfits(found: Sequence[Misfit], config: str) -> str:
-    """One message: which files do not fit, both sides of each misfit, and where the config's side is set.
-
-    Args:
-        found: What :func:`find_misfits` returned, not empty.
-        config: The config file's path.
-    """
-    lines = [f'annotation files do not fit {config}:']
-    for path in dict.fromkeys(item.path for item in found):
-        items = [item for item in found if item.path == path]
-        keys = dict.fromkeys(f'{item.key} = {item.value!r}' for item in items)
-        lines += ['', f'  {path}  <- {", ".join(keys)}']
-        for text in dict.fromkeys(item.text for item in items):
-            first, *others = text.splitlines()
-            lines += [f'    - {first}', *(f'      {line}' for line in others)]
-    lines += [
-        '',
-        'MMDetection would drop what does not fit without a word. The classes of a dataset are set by',
-        '  metainfo=dict(classes=(...))',
-        f'in {config} (or in a file of its _base_), with the names of the file in its order.',
-    ]
-    return '\n'.join(lines)
 
 
 def describe_missing(missing: Sequence[Missing], config: str) -> str:

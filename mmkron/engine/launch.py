@@ -22,14 +22,8 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner, checkpoint
 
-from mmkron.data_checks.files import (
-    describe_misfits,
-    describe_missing,
-    find_misfits,
-    find_missing,
-    leaf_datasets,
-    type_name,
-)
+from mmkron import data_checks
+from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.engine.checkpoints import (
     check_checkpoints,
     check_load_from,
@@ -292,12 +286,7 @@ def _keep_predictions(cfg: Config, out: str) -> None:
 
 def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
     """Raises LaunchError with one message when data of the ``splits`` of ``cfg`` is not on disk or does not fit it."""
-    missing = find_missing(cfg, splits)
-    if missing:
-        raise LaunchError(describe_missing(missing, config))
-    misfits = find_misfits(cfg, splits)
-    if misfits:
-        raise LaunchError(describe_misfits(misfits, config))
+    data_checks.run(cfg, config, splits)
 
 
 def check_hosts(cfg: Config) -> None:

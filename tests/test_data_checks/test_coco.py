@@ -45,7 +45,7 @@ def write(root, content):
 def texts(dataset):
     cfg = ConfigDict(train_dataloader=dict(dataset=dataset))
     assert files.find_missing(cfg, ['train']) == []
-    return [item.text for item in files.find_misfits(cfg, ['train'])]
+    return [item.text for item in coco.check_coco(cfg, ['train'])]
 
 
 def test_what_fits(tmp_path):
@@ -232,7 +232,7 @@ def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monk
     with pytest.raises(LaunchError) as error:
         launch.train(train_args(config, '--work-dir', tmp_path / 'work'))
     assert str(error.value) == (
-        f'annotation files do not fit {config}:\n'
+        f'the data does not fit {config}:\n'
         '\n'
         f"  {tmp_path}/data/a.json  <- train_dataloader.dataset.ann_file = 'a.json', "
         "val_dataloader.dataset.ann_file = 'a.json'\n"
@@ -241,5 +241,5 @@ def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monk
         '\n'
         'MMDetection would drop what does not fit without a word. The classes of a dataset are set by\n'
         '  metainfo=dict(classes=(...))\n'
-        f'in {config} (or in a file of its _base_), with the names of the file in its order.'
+        'with the names of the file in its order.'
     )

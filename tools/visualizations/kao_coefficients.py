@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from coefficient_figure import View, draw
 from mmkron.analysis import PositionWeights, position_weights
-from mmkron.data_checks.files import leaf_datasets, type_name
+from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.datasets import LoadImageFromFile
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
