@@ -63,9 +63,9 @@ class EventDataset(BaseDataset):
     ) -> None:
         check_choice('split', split, SPLITS)
         check_segments(frames, by, duration)
-        if not data_root or not isinstance(data_root, (str, os.PathLike)):
+        if not isinstance(data_root, (str, os.PathLike)) or not data_root:
             raise TypeError(f'data_root must be the path of a folder, got {data_root!r}')
-        if cache is True or not (cache is None or cache is False or (cache and isinstance(cache, (str, os.PathLike)))):
+        if cache is True or not (cache is None or cache is False or (isinstance(cache, (str, os.PathLike)) and cache)):
             raise TypeError(f'cache must be a folder, None for one below data_root, or False for none, got {cache!r}')
         self.split, self.frames, self.by, self.duration = split, frames, by, duration
         data_root = osp.expanduser(data_root)

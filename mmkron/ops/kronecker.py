@@ -18,13 +18,12 @@ Section 2 of the paper defines the coefficients by the plain inner product, so `
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_map
+from mmkron.ops.checks import check_choice, check_floating, check_map, check_number, resolve_size
+from mmkron.ops.coefficient_bn import CoefficientBN, check_coefficient_bn
 
 NORMS = ('softmax', 'bn_softmax', 'bn')
 
@@ -34,28 +33,6 @@ TILED_MIN_KEYS = 768
 MOMENTS_MIN_KEYS_PER_CHANNEL = 4
 # Coefficients that the CPU makes at a time without a graph: a few megabytes, which its caches hold.
 CHUNK_COEFFICIENTS = 2**19
-
-
-class CoefficientBN(NamedTuple):
-    """Batch normalisation of the coefficients, as one channel; fields as in :func:`torch.nn.functional.batch_norm`.
-
-    Args:
-        weight: scale of shape (1,), or None for 1.
-        bias: shift of shape (1,), or None for 0. Softmax cancels it, so only ``norm='bn'`` reads it.
-        running_mean: buffer of shape (1,) that training updates in place, or None.
-        running_var: buffer of shape (1,) that training updates in place and evaluation reads, or None.
-        training: normalise with the statistics of this batch.
-        momentum: weight of this batch in the running statistics.
-        eps: added to the variance.
-    """
-
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    running_mean: Tensor | None = None
-    running_var: Tensor | None = None
-    training: bool = True
-    momentum: float = 0.1
-    eps: float = 1e-5
 
 
 def dense_attention(
@@ -157,7 +134,11 @@ def axis_means(x: Tensor) -> Tensor:
 
     Returns:
         (B, C, W + H): W means over the height, then H means over the width.
+
+    Raises:
+        TypeError, ValueError: ``x`` is not a floating-point map, or empty.
     """
+    check_map('x', x)
     return torch.cat([_mean(x, 2), _mean(x, 3)], 2)
 
 
@@ -173,7 +154,11 @@ def pool_context(x: Tensor) -> Tensor:
     """2 x 2 max pooling with a last partial window: map (B, C, H, W) -> (B, C, ceil(H / 2) * ceil(W / 2)).
 
     ``torch.export`` with dynamic sizes keeps their parity (torch's pooling guards on it).
+
+    Raises:
+        TypeError, ValueError: ``x`` is not a floating-point map, or empty.
     """
+    check_map('x', x)
     return F.max_pool2d(x, 2, ceil_mode=True).flatten(2)
 
 
@@ -186,7 +171,14 @@ def outer_sum(y: Tensor, size: tuple[int, int]) -> Tensor:
 
     Returns:
         Map (B, C, H, W) with ``out[..., i, j] = y[..., W + i] + y[..., j]``.
+
+    Raises:
+        TypeError, ValueError: ``y`` or ``size`` is of another type, or they do not fit each other.
     """
+    if not torch.jit.is_tracing():
+        check_floating('y', y)
+        if y.dim() != 3 or 0 in y.shape[1:] or y.shape[2] != sum(resolve_size('size', size)):
+            raise ValueError(f'y must have shape (B, C, W + H) for size={size!r}, got {tuple(y.shape)}')
     width = size[1]
     return y[:, :, None, :width] + y[:, :, width:, None]
 
@@ -216,9 +208,12 @@ def attend(
         (B, p, n).
 
     Raises:
-        ValueError: an unknown ``norm``.
+        TypeError: an argument of another type; operands of different dtypes.
+        ValueError: an unknown ``norm``; operands without columns or that do not fit each other; a ``scale`` that is not
+            finite; parameters, momentum or eps of ``bn`` that batch normalization of one channel cannot have.
     """
-    check_choice('norm', norm, NORMS)
+    _check_columns(query=query, key=key, value=value)
+    _check_settings(norm, scale, bn)
     if norm == 'softmax':
         return _softmax_attend(query, key if scale == 1.0 else key * scale, value)
 
@@ -262,7 +257,12 @@ def attend_plain(
 def attention_coefficients(
     query: Tensor, key: Tensor, norm: str = 'softmax', scale: float = 1.0, bn: CoefficientBN | None = None
 ) -> Tensor:
-    """The normalised coefficients ``norm(scale * K^T Q)`` of :func:`attend`, (B, m, n): one column for each query."""
+    """The normalised coefficients ``norm(scale * K^T Q)`` of :func:`attend`, (B, m, n): one column for each query.
+
+    Arguments and errors are those of :func:`attend`.
+    """
+    _check_columns(query=query, key=key)
+    _check_settings(norm, scale, bn)
     if norm == 'softmax':
         return torch.softmax(torch.bmm(key.transpose(1, 2), query) * scale, 1)
     bn = CoefficientBN() if bn is None else bn
@@ -356,3 +356,30 @@ def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tupl
     if not torch.jit.is_tracing() and key.shape[2:] != value.shape[2:]:
         raise ValueError(f'key and value must have equal map sizes, got {tuple(key.shape)} and {tuple(value.shape)}')
     return key, value
+
+
+def _check_columns(**operands: Tensor) -> None:
+    """Raise unless the operands are columns that fit each other; autocast allows different dtypes."""
+    if torch.jit.is_tracing():
+        return
+    query, key = operands['query'], operands['key']
+    for name, x in operands.items():
+        check_floating(name, x)
+        if x.dim() != 3 or 0 in x.shape[1:]:
+            raise ValueError(f'{name} must be columns (B, d, n) with no empty dimension, got shape {tuple(x.shape)}')
+        if x.shape[0] != query.shape[0]:
+            raise ValueError(f'{name} must have batch size {query.shape[0]}, got shape {tuple(x.shape)}')
+        if x.dtype != query.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f'{name} must be of type {query.dtype}, got {x.dtype}')
+    if key.shape[1] != query.shape[1]:
+        raise ValueError(f'key must have {query.shape[1]} channels, got shape {tuple(key.shape)}')
+    if 'value' in operands and operands['value'].shape[2] != key.shape[2]:
+        raise ValueError(f'value must have {key.shape[2]} columns, got shape {tuple(operands["value"].shape)}')
+
+
+def _check_settings(norm: str, scale: float, bn: CoefficientBN | None) -> None:
+    """Raise unless the settings are as :func:`attend` documents them."""
+    check_choice('norm', norm, NORMS)
+    check_number('scale', scale)
+    if bn is not None:
+        check_coefficient_bn(bn)
