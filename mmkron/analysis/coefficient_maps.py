@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mmkron.analysis.kronecker_cost import MODES
-from mmkron.ops.checks import check_choice, check_floating, check_int, check_sequence, resolve_size
+from mmkron.ops.checks import check_choice, check_floating, check_sequence, resolve_size
 
 
 class PositionWeights(NamedTuple):
@@ -59,9 +59,9 @@ def position_weights(
     check_choice('mode', mode, MODES)
     check_floating('coefficients', coefficients)
     check_sequence('position', position, 2)
-    for index in position:
-        check_int('position', index, 0)
     (i, j), (h, w) = position, resolve_size('size', size)
+    if not all(type(index) is int for index in position):
+        raise TypeError(f'position must be two ints, got {position!r}')
     if not (0 <= i < h and 0 <= j < w):
         raise ValueError(f'position must be in [0, {h - 1}] x [0, {w - 1}], got {position!r}')
     height, width = resolve_size('context_size', size if context_size is None else context_size)

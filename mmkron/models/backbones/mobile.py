@@ -74,7 +74,7 @@ def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
             raise ValueError(f'a row of layout must be (module, expansion, channels, repeats, stride), got {row!r}')
         check_int('channels of a row', row[2])
         check_int('repeats of a row', row[3])
-        check_choice('stride of a row', row[4], (1, 2))
+        check_choice('stride', row[4], (1, 2))
         if row[4] == 2 and stages[-1]:
             stages.append([])
         stages[-1].append(row)
