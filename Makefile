@@ -8,11 +8,14 @@ demo:  ## train a small KANet on scikit-learn's digits (no compiler needed)
 	.dev_scripts/setup_env.sh demo
 	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py configs/kanet/kanet-kv_digits.py
 
-demo-det:  ## train a small Mask R-CNN with lambda layers on scenes of Fashion-MNIST's garments
+demo-det:  ## train a small Mask R-CNN with lambda layers on scenes of Fashion-MNIST's garments, or of digits
 	.dev_scripts/setup_env.sh test
-	test -d data/fashion_scenes || .venv/bin/python tools/dataset_converters/fashion_scenes.py --source fashion
+	test -f data/fashion_scenes/annotations/classes.txt || \
+	    .venv/bin/python tools/dataset_converters/fashion_scenes.py data/fashion_scenes
 	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py \
-	    configs/lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py
+	    configs/lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py --cfg-options \
+	    train_dataloader.dataset.metainfo.classes=data/fashion_scenes/annotations/classes.txt \
+	    val_dataloader.dataset.metainfo.classes=data/fashion_scenes/annotations/classes.txt
 
 demo-spiking:  ## train a small spiking QKFormer on digits, then show its firing rates and energy (no compiler needed)
 	.dev_scripts/setup_env.sh demo

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from support.tools import ROOT as ROOT
 from support.tools import TINY_CONFIG, load_tool, make_image_tree
 
 # arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224

@@ -4,70 +4,27 @@ MMDetection passes over what does not fit: annotations of a category whose name 
 has, or of an image that is not listed are dropped, and the training runs on the rest.
 """
 
-import json
 import os
 import os.path as osp
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-from mmkron.data_checks.common import Problem, type_name, used_datasets
+import numpy as np
+from PIL import Image
 
-_HINT = """\
+from mmkron.data_checks.coco_file import CocoFile, read_coco
+from mmkron.data_checks.common import Problem, first_three, type_name, used_datasets
+
+_CLASSES_HINT = """\
 MMDetection would drop what does not fit without a word. The classes of a dataset are set by
   metainfo=dict(classes=(...))
 with the names of the file in its order."""
+_BOXES_HINT = """\
+A box is [x, y, width, height] in pixels of its image, an area is in pixels.
+MMDetection drops what does not fit without a word."""
 _SHOWN = 5  # names or ids that a message lists
-
-
-class CocoFile(NamedTuple):
-    """The part of an annotation file that is compared; all ids as in the file."""
-
-    problem: str = ''  # why it is no annotation file in COCO's format
-    names: tuple = ()  # of the categories, in the file's order
-    category_ids: tuple = ()
-    images: tuple = ()  # file names
-    image_ids: tuple = ()
-    annotations: Optional[int] = None  # their number; None without the list
-    lost_categories: tuple = ()  # category_id of each annotation that is of no category
-    lost_images: tuple = ()  # image_id of each annotation that is of no listed image
-
-
-def read_coco(path: str) -> CocoFile:
-    """Reads an annotation file, once in a process for as long as it does not change.
-
-    The host reads it again, so this adds the time of one ``json.load`` to the start of a run: 3 to 4 s of one CPU core
-    for 100 MB, about 15 s for the training set of COCO. Only what a :class:`CocoFile` holds stays in memory.
-    """
-    return _read(path, os.stat(path).st_mtime_ns)
-
-
-@lru_cache(maxsize=8)
-def _read(path: str, _: int) -> CocoFile:
-    try:
-        with open(path, encoding='utf-8') as file:
-            content = json.load(file)
-    except ValueError as error:
-        return CocoFile(problem=f'it is no JSON: {error}')
-    lacking = [key for key in ('images', 'categories') if not isinstance(content, dict) or key not in content]
-    if lacking:
-        return CocoFile(problem=f'it lacks {" and ".join(map(repr, lacking))}')
-    try:
-        categories = {each['id']: each['name'] for each in content['categories']}
-        images = {each['id']: each['file_name'] for each in content['images']}
-        annotations = content.get('annotations')
-        used = [(each['category_id'], each['image_id']) for each in annotations or ()]
-    except (KeyError, TypeError) as error:
-        return CocoFile(problem=f'an entry has not the form of COCO: {type(error).__name__}: {error}')
-    return CocoFile(
-        names=tuple(each['name'] for each in content['categories']),
-        category_ids=tuple(categories),
-        images=tuple(images.values()),
-        image_ids=tuple(images),
-        annotations=None if annotations is None else len(annotations),
-        lost_categories=tuple(category for category, _ in used if category not in categories),
-        lost_images=tuple(image for _, image in used if image not in images),
-    )
+_FEW = 1e-3  # so small a part of the boxes can be dropped without a warning, as it is of COCO's own files
+_SAMPLE = 50  # images that are opened, evenly spread
 
 
 def missing_images(images: Iterable[str], folder: str) -> list[str]:
@@ -120,22 +77,120 @@ def image_folder(dataset: dict) -> str:
 
 
 def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
-    """Yield what the COCO annotation files of the used datasets and the datasets' classes do not agree on.
+    """Yield what is wrong with the COCO annotation files of the used datasets and metrics.
 
     Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
     category: that is how the host trains on some of them. For the cost see :func:`read_coco`.
     """
     for key, dataset in used_datasets(cfg, splits):
         path = coco_file(dataset)
-        for text in misfits(read_coco(path), dataset) if path else ():
-            yield Problem(osp.abspath(path), text, f'{key}.ann_file = {dataset["ann_file"]!r}', _HINT)
+        if not path:
+            continue
+        content, source = read_coco(path), f'{key}.ann_file = {dataset["ann_file"]!r}'
+        path = osp.abspath(path)
+        for text in content.problems:
+            yield Problem(path, f'MMDetection cannot read it: {text}', source)
+        if not content.problems:
+            for text in misfits(content, dataset):
+                yield Problem(path, text, source, _CLASSES_HINT)
+            for text, warning in (*box_faults(content), *training_faults(content, dataset)):
+                yield Problem(path, text, source, _BOXES_HINT, warning)
+            for text, warning in size_faults(content, image_folder(dataset)):
+                yield Problem(path, text, source, warning=warning)
+    for split in splits:
+        yield from _metric_faults(cfg.get(f'{split}_evaluator'), f'{split}_evaluator')
+
+
+def box_faults(content: CocoFile) -> Iterator[tuple[str, bool]]:
+    """Yield which boxes MMDetection would drop, and whether that is only suspicious: of half of them it is wrong."""
+    total = content.annotations or 0
+    for count, text in content.dropped:
+        if count > _FEW * total:
+            yield text, 2 * count <= total
+    if content.corners > 0.1 * total:
+        yield f'{content.corners} of the {total} boxes reach beyond their image; they look like two corners', True
+
+
+def training_faults(content: CocoFile, dataset: dict) -> Iterator[tuple[str, bool]]:
+    """Yield what leaves a dataset without images or boxes, or a model that learns masks without a mask."""
+    classes, testing = dataset_classes(dataset)[0], bool(dataset.get('test_mode'))
+    names = content.names if classes is None or isinstance(classes, str) else classes
+    wanted = [i for i, name in enumerate(content.names) if name in names]
+    kept = np.isin(content.labels, wanted)
+    if content.annotations is None or not wanted:
+        return
+    blamed = content.lost_categories or content.lost_images or any(not warning for _, warning in box_faults(content))
+    if not kept.any() and not blamed:
+        yield f'none of the {len(content.images)} images has a box of a class that can be used', testing
+    least = 0 if testing else (dataset.get('filter_cfg') or {}).get('min_size', 0)
+    small = int((content.sizes.min(1) < least).sum())
+    if small > _FEW * len(content.images):
+        text = (
+            f'{small} of the {len(content.images)} images are smaller than filter_cfg.min_size={least} and are dropped'
+        )
+        yield text, 2 * small <= len(content.images)
+    bare = np.flatnonzero(kept & ~content.masked)
+    if len(bare) and not testing and _loads_masks(dataset.get('pipeline')):
+        shown = first_three([f'annotations[{i}]' for i in bare])
+        yield f'with_mask is True, but {len(bare)} annotations have no segmentation of polygons or RLE: {shown}', False
+
+
+def _loads_masks(steps: Any) -> bool:
+    if isinstance(steps, dict):
+        return bool(steps.get('with_mask')) or _loads_masks(list(steps.values()))
+    return isinstance(steps, (list, tuple)) and any(map(_loads_masks, steps))
+
+
+def size_faults(content: CocoFile, folder: str) -> Iterator[tuple[str, bool]]:
+    """Yield which of a sample of images have another size than the annotation file says."""
+    places = sorted({round(i) for i in np.linspace(0, len(content.images) - 1, _SAMPLE)}) if content.images else []
+    looked, wrong = 0, []
+    for i in places if '://' not in folder else ():
+        found, said = image_size(osp.join(folder, content.images[i])), tuple(content.sizes[i])
+        looked += found is not None
+        if found not in (None, said):
+            wrong.append(f'{content.images[i]} has {found[0]} x {found[1]} pixels instead of {said[0]:g} x {said[1]:g}')
+    if wrong:
+        yield (
+            f'{len(wrong)} of {looked} images that were looked at have another size: {first_three(wrong)}',
+            (2 * len(wrong) <= looked),
+        )
+
+
+def image_size(path: str) -> Optional[tuple[int, int]]:
+    """Return width and height of an image as it is loaded, turned as its EXIF says; None if Pillow cannot tell."""
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5
+            return image.size[::-1] if turned else image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def _metric_faults(evaluator: Any, key: str) -> Iterator[Problem]:
+    """Yield what a ``CocoMetric`` would stop at after the first epoch, when it reads its own annotation file."""
+    if isinstance(evaluator, (list, tuple)):
+        for i, metric in enumerate(evaluator):
+            yield from _metric_faults(metric, f'{key}.{i}')
+    if not isinstance(evaluator, dict) or type_name(evaluator) != 'CocoMetric' or evaluator.get('format_only'):
+        return
+    path = osp.abspath(osp.expanduser(evaluator.get('ann_file') or ''))
+    if not osp.isfile(path):
+        return
+    content, source = read_coco(path), f'{key}.ann_file = {evaluator["ann_file"]!r}'
+    kinds = evaluator.get('metric', 'bbox')
+    bare = np.flatnonzero(~content.masked) if 'segm' in ([kinds] if isinstance(kinds, str) else kinds) else ()
+    texts = [f'MMDetection cannot read it: {text}' for text in content.problems]
+    for places, what in ((content.without_crowd, 'iscrowd'), (bare, 'segmentation of polygons or RLE')):
+        if len(places):
+            shown = first_three([f'annotations[{i}]' for i in places])
+            texts.append(f'CocoMetric needs it, but {len(places)} annotations have no {what}: {shown}')
+    for text in texts:
+        yield Problem(path, text, source)
 
 
 def misfits(content: CocoFile, dataset: dict) -> Iterator[str]:
-    """Each thing that a file and a dataset's config do not agree on, with both sides."""
-    if content.problem:
-        yield f'the file is not in the format of COCO: {content.problem}'
-        return
+    """Yield each thing that a file and a dataset's config do not agree on, with both sides."""
     if content.annotations is None and not dataset.get('test_mode'):
         yield "the file has no 'annotations', which only a dataset with test_mode=True can do without"
     classes, source = dataset_classes(dataset)

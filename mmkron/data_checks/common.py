@@ -4,6 +4,18 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+# Types of what a dataset's config says, beside None; what else it says is checked by the host.
+_TYPES = {
+    'type': (str, type),
+    'data_root': (str,),
+    'split': (str,),
+    'ann_file': (str,),
+    'data_prefix': (str, dict),
+    'img_suffix': (str,),
+    'seg_map_suffix': (str,),
+    'extensions': (list, tuple),
+    'metainfo': (dict,),
+}
 _LOCAL_RANKS = ('LOCAL_RANK', 'SLURM_LOCALID', 'OMPI_COMM_WORLD_LOCAL_RANK')
 
 
@@ -69,3 +81,19 @@ def used_datasets(cfg: Any, splits: Sequence[str]) -> Iterator[tuple[str, dict]]
         loader = cfg.get(f'{split}_dataloader')
         if isinstance(loader, dict):
             yield from leaf_datasets(loader.get('dataset'), f'{split}_dataloader.dataset')
+
+
+def check_fields(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
+    """Yield the fields of datasets that are of a type which none of the other checks, and no host, can read."""
+    for key, dataset in used_datasets(cfg, splits):
+        for field, types in _TYPES.items():
+            value = dataset.get(field)
+            if not isinstance(value, (*types, type(None))):
+                names = ' or '.join(each.__name__ for each in types)
+                yield Problem(f'{key}.{field}', f'expected {names}, got {value!r}')
+        prefix, suffixes = dataset.get('data_prefix'), dataset.get('extensions')
+        parts = [(f'data_prefix.{name}', part) for name, part in prefix.items()] if isinstance(prefix, dict) else []
+        parts += [('extensions', part or 0) for part in suffixes] if isinstance(suffixes, (list, tuple)) else []
+        for field, part in parts:
+            if not isinstance(part, (str, type(None))):
+                yield Problem(f'{key}.{field}', f'expected strings, got {dataset[field.partition(".")[0]]!r}')

@@ -6,7 +6,7 @@ import os
 import pytest
 from mmengine.config import ConfigDict
 
-from mmkron.data_checks import coco, files
+from mmkron.data_checks import coco, coco_file, files
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
 
@@ -24,7 +24,8 @@ def make_coco(root, images=('a.jpg', 'b.jpg', 'c.jpg'), categories=CATEGORIES, a
         images=[dict(id=10 + i, file_name=name, height=8, width=8) for i, name in enumerate(images)],
         categories=[dict(id=number, name=name) for number, name in categories],
         annotations=[
-            dict(id=i, category_id=category, image_id=image) for i, (category, image) in enumerate(annotations)
+            dict(id=i, category_id=category, image_id=image, bbox=[0, 0, 4, 4], area=16, iscrowd=0)
+            for i, (category, image) in enumerate(annotations)
         ],
     )
     write(root, content)
@@ -65,10 +66,6 @@ def test_the_host_keeps_what_the_check_counts(tmp_path):
     """MMDetection's labels are those of the file's order, and what does not fit is gone: the reason for the check."""
     coco = pytest.importorskip('mmdet.datasets', reason='compares with MMDetection').CocoDataset
     dataset = make_coco(tmp_path, annotations=[(1, 10), (2, 10), (7, 10), (5, 11), (2, 99)])
-    content = json.loads((tmp_path / 'a.json').read_text())
-    for each in content['annotations']:
-        each.update(bbox=[0, 0, 4, 4], area=16)
-    write(tmp_path, content)
     dataset = dict(dataset, metainfo=dict(classes=('cow', 'cat', 'bird')), pipeline=[])
     dataset.pop('type')
     loaded = coco(**dataset)
@@ -128,18 +125,21 @@ def test_one_name_without_its_comma(tmp_path):
 @pytest.mark.parametrize(
     ('content', 'problem'),
     [
-        ('[', 'it is no JSON: '),
+        ('[', 'it is not JSON: '),
+        ('\xff', 'it is not JSON: '),
+        ('[' * 100_000, 'it is not JSON: '),
         ('[1]', "it lacks 'images' and 'categories'"),
         ('{"images": [], "annotations": []}', "it lacks 'categories'"),
-        ('{"images": [{"id": 1}], "categories": []}', "an entry has not the form of COCO: KeyError: 'file_name'"),
-        ('{"images": 3, "categories": []}', 'an entry has not the form of COCO: TypeError: '),
+        ('{"images": 3, "categories": []}', 'images must be a list, got 3'),
+        ('{"images": [], "categories": [], "annotations": null}', 'annotations must be a list, got null'),
+        ('{"images": [], "categories": [null]}', '1 of the 1 categories are not objects: categories[0] = null'),
     ],
 )
 def test_files_of_another_format(tmp_path, content, problem):
     dataset = make_coco(tmp_path)
-    (tmp_path / 'a.json').write_text(content)
+    (tmp_path / 'a.json').write_bytes(content.encode('latin-1'))
     (text,) = texts(dataset)
-    assert text.startswith(f'the file is not in the format of COCO: {problem}')
+    assert text.startswith(f'MMDetection cannot read it: {problem}')
 
 
 def test_only_tests_go_without_annotations(tmp_path):
@@ -167,7 +167,7 @@ def test_images_that_are_not_on_disk(tmp_path):
         '(4 of the 5 images that it lists are missing: b.jpg, c.jpg, d.jpg, ...)\n'
     ) in str(error.value)
     content = json.loads((tmp_path / 'a.json').read_text())
-    content['images'] = [dict(id=10, file_name='x/a.jpg'), dict(id=11, file_name='a.jpg')]
+    content['images'] = [dict(each, file_name=name) for each, name in zip(content['images'], ('x/a.jpg', 'a.jpg'))]
     write(tmp_path, content)
     assert [item.path for item in files.find_missing(cfg, ['train'])] == [f'{tmp_path}/images/x/a.jpg']
     (tmp_path / 'images/x').mkdir()
@@ -201,9 +201,12 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
     dataset = make_coco(tmp_path)
     reads = []
     load = json.load
-    monkeypatch.setattr(coco.json, 'load', lambda file: reads.append(file.name) or load(file))
+    monkeypatch.setattr(coco_file.json, 'load', lambda file: reads.append(file.name) or load(file))
+    monkeypatch.chdir(tmp_path)
     cfg = ConfigDict(
-        train_dataloader=dict(dataset=dict(type='RepeatDataset', dataset=dataset)), val_dataloader=dict(dataset=dataset)
+        train_dataloader=dict(dataset=dict(type='RepeatDataset', dataset=dataset)),
+        val_dataloader=dict(dataset=dataset),
+        val_evaluator=dict(type='CocoMetric', ann_file='a.json'),
     )
     launch.check_data(cfg, 'c.py', ['train', 'val'])
     assert reads == [f'{tmp_path}/a.json']

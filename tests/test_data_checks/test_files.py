@@ -6,6 +6,7 @@ from mmengine.config import ConfigDict
 from mmkron.data_checks import files
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
+from support.errors import raises
 from support.tools import make_image_tree
 
 
@@ -167,3 +168,24 @@ def test_listed_files_elsewhere_or_of_another_kind(tmp_path):
     assert files.find_missing(data_config(**remote), ['train']) == []
     dataset['data_prefix']['img_path'] = 's3://bucket/images'
     assert files.find_missing(data_config(**dataset), ['train']) == []
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'),
+    [
+        ('type', 3),
+        ('data_root', ['a', 'b']),
+        ('data_root', 3),
+        ('ann_file', {}),
+        ('data_prefix', dict(img_path=3)),
+        ('img_suffix', ('.jpg', '.png')),
+        ('extensions', '.jpg'),
+        ('extensions', ['.jpg', None]),
+        ('metainfo', 'names.txt'),
+    ],
+)
+def test_fields_of_another_type(field, value):
+    """Before anything is looked for, so that no raw TypeError comes of it."""
+    cfg = data_config(**{'type': 'BaseSegDataset', 'data_root': '/gone', field: value})
+    with raises(LaunchError, f'train_dataloader.dataset.{field}', cfg.train_dataloader.dataset[field]):
+        launch.check_data(cfg, 'c.py', ('train',))

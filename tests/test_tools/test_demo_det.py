@@ -48,6 +48,13 @@ def demo(monkeypatch):
     return demo
 
 
+def recipe(script):
+    """The arguments that ``make demo-det`` gives a script, with paths of the repository made absolute."""
+    text = (ROOT / 'Makefile').read_text().split('demo-det:')[1].split('\n\n')[0].replace('\\\n', ' ')
+    (line,) = [line for line in text.splitlines() if script in line]
+    return re.sub(r'(?<=\s)configs/', f'{ROOT}/configs/', line.split(script)[1]).split()
+
+
 def build_detector():
     torch.manual_seed(0)
     cfg = Config.fromfile(CONFIG)
@@ -119,10 +126,19 @@ def test_two_sizes_in_one_run():
         assert found.labels.max() < 10
 
 
-def test_demo_det(tmp_path, demo, capsys):
-    config = make_config(tmp_path, 2, '--train', '4', '--val', '3')
+def test_demo_det(tmp_path, demo, capsys, monkeypatch):
+    """``make demo-det`` without Fashion-MNIST on disk falls back to digits, says so, and uses their names."""
+    monkeypatch.chdir(tmp_path)
+    converter = load_tool('dataset_converters/fashion_scenes')
+    monkeypatch.setattr(converter, 'FASHION_DIRS', ())
+    converter.main([*recipe('fashion_scenes.py'), '--train', '4', '--val', '3'])
+    assert 'composing digits instead' in capsys.readouterr().out
     options = ['train_cfg.max_epochs=1', 'param_scheduler=None', 'model.test_cfg.rcnn.score_thr=0.0']
-    demo.main([str(config), '--work-dir', str(tmp_path / 'work'), '--cfg-options', *options])
+    options += [f'{split}_dataloader.num_workers=0' for split in ('train', 'val')]
+    options += [f'{split}_dataloader.persistent_workers=False' for split in ('train', 'val')]
+    demo.main(
+        [*recipe('tools/demo.py'), *options, 'train_dataloader.batch_size=2', '--work-dir', str(tmp_path / 'work')]
+    )
     lines = capsys.readouterr().out.splitlines()[-5:]
     report = dict(re.split(r' {2,}| (?=mAP|/)', line, maxsplit=1) for line in lines)
     assert list(report) == ['best bbox', 'best segm', 'checkpoint', 'log', 'picture']
@@ -136,6 +152,7 @@ def test_demo_det(tmp_path, demo, capsys):
         assert 0 <= mean <= at_50 <= 1
     state = torch.load(report['checkpoint'], weights_only=False)
     assert state['meta']['iter'] == 2
+    assert state['meta']['dataset_meta']['classes'] == list('0123456789')
     tables = [value for name, value in state['state_dict'].items() if name.endswith('position_table')]
     assert tables
     assert all(table.isfinite().all() for table in tables)

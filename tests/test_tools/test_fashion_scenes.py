@@ -56,6 +56,7 @@ def test_layout(made):
     wanted |= {f'Segmentation{kind}/{stem}.png' for kind in ('Class', 'Object') for stem in stems}
     wanted |= {f'ImageSets/Segmentation/{split}.txt' for split in ('train', 'val', 'trainval')}
     wanted |= {'annotations/instances_train.json', 'annotations/instances_val.json', 'samples.png'}
+    wanted |= {'annotations/classes.txt', 'ImageSets/Segmentation/classes.txt'}
     assert set(content(made)) == wanted
     lists = {
         split: (made / f'ImageSets/Segmentation/{split}.txt').read_text() for split in ('train', 'val', 'trainval')
@@ -63,6 +64,8 @@ def test_layout(made):
     assert lists['train'].split() == stems[:5]
     assert lists['val'].split() == stems[5:]
     assert lists['trainval'] == lists['train'] + lists['val']
+    assert (made / 'annotations/classes.txt').read_text().split() == list('0123456789')
+    assert (made / 'ImageSets/Segmentation/classes.txt').read_text().split() == ['background', *'0123456789']
     assert [path.name for path in made.parent.iterdir()] == ['set']  # no temporary folder is left
 
     image = Image.open(made / 'JPEGImages/000001.jpg')
@@ -298,7 +301,8 @@ def test_mmseg_reads_the_voc_layout(made, mmseg_datasets, name):
     classes = ('background', *'0123456789')
     own = {} if name == 'PascalVOCDataset' else dict(img_suffix='.jpg', seg_map_suffix='.png')
     if name == 'BaseSegDataset':
-        own['metainfo'] = dict(classes=classes, palette=[[k, k, k] for k in range(len(classes))])
+        names = str(made / 'ImageSets/Segmentation/classes.txt')
+        own['metainfo'] = dict(classes=names, palette=[[k, k, k] for k in range(len(classes))])
     with DefaultScope.overwrite_default_scope('mmseg'):
         dataset = getattr(mmseg_datasets, name)(
             ann_file='ImageSets/Segmentation/val.txt',
@@ -307,6 +311,7 @@ def test_mmseg_reads_the_voc_layout(made, mmseg_datasets, name):
             pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')],
             **own,
         )
+        assert name == 'PascalVOCDataset' or dataset.metainfo['classes'] == list(classes)
         assert len(dataset) == COUNTS['val']
         for sample, stem in zip(dataset, ('000006', '000007', '000008', '000009')):
             truth = sample['data_samples'].gt_sem_seg.data.numpy()

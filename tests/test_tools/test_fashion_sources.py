@@ -220,7 +220,7 @@ def test_an_existing_folder_is_refused_unless_empty(tool, tmp_path, capsys):
     out.mkdir()
     tool.main([str(out), '--source', str(source), *SMALL])
     before = content(out)
-    assert len(before) == 3 * 3 + 6
+    assert len(before) == 3 * 3 + 8
     capsys.readouterr()
     message = refusal(tool, capsys, out, '--source', source, *SMALL, '--seed', '1')
     assert message == f'OUT must be a new or empty folder, got {out}: nothing is overwritten'

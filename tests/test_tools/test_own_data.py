@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from mmkron.engine import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / 'docs/train_on_your_data.md').read_text(encoding='utf-8')
+SUFFIXES = ('.jpg', '.png')
 CONFIGS = dict(re.findall(r'```python\n# own data: configs/my/(\w+)\.py\n(.*?)```', PAGE, re.S))
 
 
@@ -22,28 +25,29 @@ def picture(path, rng, size=(96, 80), high=256):
     Image.fromarray(rng.integers(0, high, shape, dtype=np.uint8)).save(path)
 
 
-def make_flowers(root, rng):
+def make_flowers(root, rng, _):
     for split, count in (('train', 2), ('val', 1)):
         for name in ('daisy', 'rose', 'tulip'):
             for i in range(count):
-                picture(root / split / name / f'{i}.jpg', rng)
+                picture(root / split / name / f'{i}{SUFFIXES[i]}', rng, (96 - 10 * i, 80))
 
 
-def make_fields(root, rng):
-    for split, count in (('train', 4), ('val', 2)):
+def make_fields(root, rng, suffix):
+    for split, count in (('train', 4), ('val', 3)):
         for i in range(count):
-            picture(root / 'images' / split / f'{i}.jpg', rng, (128, 128))
-            picture(root / 'labels' / split / f'{i}.png', rng, (128, 128), high=3)
+            size = ((128, 128), (150, 90), (70, 200), (64, 64))[i]
+            picture(root / 'images' / split / f'{i}{suffix}', rng, size)
+            picture(root / 'labels' / split / f'{i}.png', rng, size, high=3)
 
 
-def make_parts(root, rng):
+def make_parts(root, rng, _):
     categories = [dict(id=7, name='bolt'), dict(id=9, name='nut'), dict(id=11, name='washer')]
     for split, count in (('train', 4), ('val', 2)):
         images, annotations = [], []
         for i in range(count):
-            name = f'{split}{i}.jpg'
-            picture(root / 'images' / name, rng, (128, 128))
-            images.append(dict(id=i, file_name=name, width=128, height=128))
+            name, (width, height) = f'{split}{i}{SUFFIXES[i % 2]}', ((128, 128), (200, 120), (90, 160), (128, 96))[i]
+            picture(root / 'images' / name, rng, (width, height))
+            images.append(dict(id=i, file_name=name, width=width, height=height))
             for category in (7, 9, 11):
                 x, y, w, h = 10 * i + 5, 2 * category, 40, 30
                 polygon = [x, y, x + w, y, x + w, y + h, x, y + h]
@@ -63,45 +67,67 @@ def make_parts(root, rng):
         )
 
 
-# How the data is made, options that shorten the training to two steps, a metric, and the number of classes.
+class Case(NamedTuple):
+    make: Callable
+    options: list[str]  # shorten the training to two steps and, for the large networks, narrow them
+    metric: str
+    classes: int
+
+
+def small_train(width, height):
+    """Options that scale the images of an ADE20K or COCO pipeline down."""
+    steps = {'train': 2, 'val': 1}
+    return [f'{split}_dataloader.dataset.pipeline.{i}.scale=({width},{height})' for split, i in steps.items()]
+
+
+FIELDS = ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'train_dataloader.batch_size=2']
+NARROW = ['model.backbone.depth=18', 'model.backbone.init_cfg=None']
+NARROW += [f'model.backbone.{name}=8' for name in ('base_channels', 'stem_channels')]
+NARROW += ['model.decode_head.in_channels=64', 'model.auxiliary_head.in_channels=32', 'model.decode_head.channels=16']
+NARROW += ['train_dataloader.dataset.pipeline.3.crop_size=(64,64)', 'model.data_preprocessor.size=(64,64)']
+PARTS = ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=2']
+FEW = ['train_dataloader.dataset.indices=2', 'train_dataloader.batch_size=1', 'val_dataloader.dataset.indices=1']
+FEW += ['model.backbone.base_channels=16', 'model.neck.in_channels=[64,128,256,512]']
+
 CASES = {
-    'kanet_flowers': (make_flowers, ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=3'], 'accuracy/top1', 3),
-    'kao_fields': (
-        make_fields,
-        ['train_cfg.max_iters=2', 'train_cfg.val_interval=2', 'train_dataloader.batch_size=2'],
-        'mIoU',
-        3,
+    'kanet_flowers': Case(
+        make_flowers, ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=3'], 'accuracy/top1', 3
     ),
-    'lambda_parts': (
-        make_parts,
-        ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=2'],
-        'coco/segm_mAP',
-        2,
-    ),
+    'kao_fields': Case(make_fields, FIELDS, 'mIoU', 3),
+    'kao_fields_large': Case(make_fields, FIELDS + NARROW + small_train(256, 64), 'mIoU', 3),
+    'lambda_parts': Case(make_parts, PARTS, 'coco/segm_mAP', 2),
+    'lambda_parts_large': Case(make_parts, PARTS + FEW + small_train(160, 96), 'coco/segm_mAP', 2),
 }
 
 
-@pytest.mark.parametrize('name', list(CASES))
-def test_configs(name, tmp_path, monkeypatch, train_args):
-    make, options, metric, classes = CASES[name]
+def write_config(name, folder):
+    """Writes a config of the page for a test that runs in ``folder``."""
+    path = folder / f'{name}.py'
+    path.write_text(CONFIGS[name].replace("'../", f"'{ROOT}/configs/"))
+    return path
+
+
+@pytest.mark.parametrize(('name', 'suffix'), [*((name, '.jpg') for name in CASES), ('kao_fields', '.png')])
+def test_configs(name, suffix, tmp_path, monkeypatch, train_args):
+    """Each config of the page trains and validates on images of different sizes and of both suffixes."""
+    case = CASES[name]
     monkeypatch.chdir(tmp_path)
-    make(tmp_path / 'data' / name.split('_')[1], np.random.default_rng(0))
-    config = tmp_path / f'{name}.py'
-    config.write_text(CONFIGS[name].replace("'../", f"'{ROOT}/configs/"))
-    options += ['train_dataloader.num_workers=0', 'val_dataloader.num_workers=0']
+    case.make(tmp_path / 'data' / name.split('_')[1], np.random.default_rng(0), suffix)
+    config = write_config(name, tmp_path)
+    config.write_text(config.read_text().replace("img_suffix='.jpg'", f'img_suffix={suffix!r}'))
+    options = case.options + [f'{split}_dataloader.num_workers=0' for split in ('train', 'val')]
+    options += [f'{split}_dataloader.persistent_workers=False' for split in ('train', 'val')]
     runner = launch.train(train_args(config, '--cfg-options', *options))
     assert runner.iter == 2
-    assert len(runner.val_dataloader.dataset.metainfo['classes']) == classes
-    values = runner.message_hub.log_scalars[f'val/{metric}'].data[0]
+    assert len(runner.val_dataloader.dataset.metainfo['classes']) == case.classes
+    values = runner.message_hub.log_scalars[f'val/{case.metric}'].data[0]
     assert len(values) == 1
     assert np.isfinite(values).all()
 
 
 def test_learning_rate_falls(tmp_path):
     """Within the epochs of the config, which are fewer than the base's."""
-    path = tmp_path / 'kanet_flowers.py'
-    path.write_text(CONFIGS['kanet_flowers'].replace("'../", f"'{ROOT}/configs/"))
-    cfg = Config.fromfile(path)
+    cfg = Config.fromfile(write_config('kanet_flowers', tmp_path))
     assert cfg.param_scheduler.type == 'MultiStepLR'
     assert max(cfg.param_scheduler.milestones) < cfg.train_cfg.max_epochs == 30
 

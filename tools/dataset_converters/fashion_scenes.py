@@ -10,8 +10,8 @@ dataset-fashion-mnist, else scikit-learn's digits take their place. Training sce
     JPEGImages/000001.jpg                    the scenes; those for validation follow those for training
     SegmentationClass/000001.png             0 background, k + 1 for class k
     SegmentationObject/000001.png            0 background, i + 1 for the i-th instance
-    ImageSets/Segmentation/train.txt         val.txt, trainval.txt
-    annotations/instances_train.json         instances_val.json, masks as RLE
+    ImageSets/Segmentation/train.txt         val.txt, trainval.txt; classes.txt, the names with the background
+    annotations/instances_train.json         instances_val.json, masks as RLE; classes.txt, the names without it
     samples.png                              some validation scenes with their annotations
 """
 
@@ -310,6 +310,8 @@ def write_set(folder: Path, source: Source, args: argparse.Namespace) -> dict[st
         first += len(images)
         counts[split] = len(annotations)
     (folder / 'ImageSets' / 'Segmentation' / 'trainval.txt').write_text('\n'.join(stems) + '\n')
+    for place, names in (('annotations', source.classes), ('ImageSets/Segmentation', ('background', *source.classes))):
+        (folder / place / 'classes.txt').write_text('\n'.join(names) + '\n')
     return counts
 
 
@@ -395,6 +397,12 @@ def main(argv: list[str] | None = None) -> None:
             folder.rename(out)
     except (ValueError, OSError) as e:
         parser.error(str(e))
+    if source.classes != FASHION:
+        print(
+            "The shipped configs for scenes have the garments' names. For these scenes add, for each dataloader of the "
+            'config,\n  --cfg-options train_dataloader.dataset.metainfo.classes='
+            f'{args.out}/annotations/classes.txt\n(ImageSets/Segmentation/classes.txt for segmentation).'
+        )
     print(f'{source.name}: {len(source.classes)} classes, {", ".join(source.classes)}')
     for split in SPLITS:
         print(f'{split:<8} {getattr(args, split)} scenes with {counts[split]} objects')

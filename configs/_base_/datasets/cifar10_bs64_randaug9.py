@@ -28,9 +28,10 @@ train_pipeline = [
     ),
     dict(type='PackInputs'),
 ]
+# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
 test_pipeline = [
-    dict(type='CenterCrop', crop_size=32),
-    dict(type='PackInputs'),
+    dict(type='mmpretrain.CenterCrop', crop_size=32),
+    dict(type='mmpretrain.PackInputs'),
 ]
 
 train_dataloader = dict(

@@ -34,6 +34,9 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
+    # Leaves the scenes as they are; other images are tested at the scale of the training.
+    dict(type='Resize', scale=crop_size, keep_ratio=True),
+    # After the resize: predictions are compared at the label's own size.
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs'),
 ]

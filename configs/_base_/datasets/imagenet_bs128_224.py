@@ -13,11 +13,12 @@ train_pipeline = [
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='PackInputs'),
 ]
+# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
 test_pipeline = [
     dict(type='mmkron.LoadImageFromFile'),
-    dict(type='ResizeEdge', scale=256, edge='short'),
-    dict(type='CenterCrop', crop_size=224),
-    dict(type='PackInputs'),
+    dict(type='mmpretrain.ResizeEdge', scale=256, edge='short'),
+    dict(type='mmpretrain.CenterCrop', crop_size=224),
+    dict(type='mmpretrain.PackInputs'),
 ]
 
 train_dataloader = dict(

@@ -30,10 +30,11 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 # Of an image's shorter side, crop_size / (crop_size + 32), whatever the size.
+# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
 test_pipeline = [
     dict(type='mmkron.LoadImageFromFile'),
-    dict(type='EfficientNetCenterCrop', crop_size=224, interpolation='bilinear'),
-    dict(type='PackInputs'),
+    dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224, interpolation='bilinear'),
+    dict(type='mmpretrain.PackInputs'),
 ]
 
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))

@@ -28,11 +28,12 @@ train_pipeline = [
     ),
     dict(type='PackInputs'),
 ]
+# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
 test_pipeline = [
     dict(type='mmkron.LoadImageFromFile'),
-    dict(type='ResizeEdge', scale=256, edge='short', **bicubic),
-    dict(type='CenterCrop', crop_size=224),
-    dict(type='PackInputs'),
+    dict(type='mmpretrain.ResizeEdge', scale=256, edge='short', **bicubic),
+    dict(type='mmpretrain.CenterCrop', crop_size=224),
+    dict(type='mmpretrain.PackInputs'),
 ]
 
 train_dataloader = dict(batch_size=32, dataset=dict(pipeline=train_pipeline))

@@ -1,0 +1,315 @@
+"""Entries of COCO annotation files that MMDetection drops or stops at are named before the training."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from mmengine.config import ConfigDict
+from PIL import Image
+
+from mmkron.data_checks import coco, run
+from mmkron.data_checks.coco_file import read_coco
+from mmkron.engine.errors import LaunchError
+from support.errors import raises
+
+SQUARE = [[1, 1, 5, 1, 5, 5, 1, 5]]
+MASKS = [dict(type='LoadAnnotations', with_bbox=True, with_mask=True)]
+
+
+def annotation(number, box=(1, 1, 4, 4), **more):
+    entry = dict(id=number, image_id=number % 3, category_id=1, bbox=list(box), area=16, iscrowd=0, segmentation=SQUARE)
+    return {**entry, **more}
+
+
+def coco_content(annotations=None):
+    """Three images of 20 x 10, two categories, and six annotations unless others are given."""
+    images = [dict(id=i, file_name=f'{i}.png', width=20, height=10) for i in range(3)]
+    categories = [dict(id=1, name='cat'), dict(id=2, name='dog')]
+    annotations = [annotation(i) for i in range(6)] if annotations is None else annotations
+    return dict(images=images, categories=categories, annotations=annotations)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes an annotation file with its images and returns the config of a dataset."""
+
+    def function(content, **more):
+        (tmp_path / 'a.json').write_text(json.dumps(content))
+        for i in range(3):
+            Image.new('RGB', (20, 10)).save(tmp_path / f'{i}.png')
+        metainfo = dict(classes=('cat', 'dog'))
+        dataset = dict(type='CocoDataset', data_root=str(tmp_path), ann_file='a.json', metainfo=metainfo)
+        return dict(dataset, data_prefix=dict(img=''), **more)
+
+    return function
+
+
+def problems(dataset, split='train', **more):
+    """Texts of the errors and of the warnings."""
+    found = [*coco.check_coco(ConfigDict({f'{split}_dataloader': dict(dataset=dataset), **more}), [split])]
+    return [item.text for item in found if not item.warning], [item.text for item in found if item.warning]
+
+
+def host_boxes(dataset):
+    """The boxes that MMDetection loads, by image."""
+    from mmdet.datasets import CocoDataset
+
+    dataset = {key: value for key, value in dataset.items() if key != 'type'}
+    loaded = CocoDataset(**dataset, pipeline=[], serialize_data=False).data_list
+    return {item['img_id']: [tuple(each['bbox']) for each in item['instances']] for item in loaded}
+
+
+# ----------------------------------------------------------------------------------------------------------- dropped
+
+
+def test_dropped_boxes_are_those_that_the_host_drops(write):
+    """Random boxes, within, across and beyond the border, with sides around 1 and areas around 0."""
+    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
+    rng = np.random.default_rng(0)
+    annotations = []
+    for i in range(600):
+        start, size = (
+            rng.integers(-12, 24, 2),
+            rng.choice([-1, 0, 0.5, 1, 1.5, 8, 30], 2, p=[0.05, 0.05, 0.1, 0.2, 0.2, 0.2, 0.2]),
+        )
+        box = [float(value) for value in (*start, *size)]
+        more = dict(ignore=1) if rng.random() < 0.05 else {}
+        area = float(rng.choice([-1, 0, 1e-3, 16], p=[0.05, 0.05, 0.2, 0.7]))
+        annotations.append(annotation(i, box, area=area, category_id=int(rng.integers(1, 3)), **more))
+    dataset = write(coco_content(annotations))
+    content = read_coco(f'{dataset["data_root"]}/a.json')
+    expected = {number: [] for number in range(3)}
+    for entry, label in zip(annotations, content.labels):
+        if label >= 0:
+            assert label == entry['category_id'] - 1
+            x, y, w, h = entry['bbox']
+            expected[entry['image_id']].append((x, y, x + w, y + h))
+    assert host_boxes(dataset) == expected
+    dropped = sum(count for count, _ in content.dropped)
+    ignored = sum('ignore' in entry for entry in annotations)
+    assert 100 < dropped == 600 - ignored - sum(map(len, expected.values()))
+
+
+DROPPED = {
+    'relative': (dict(bbox=[0.1, 0.2, 0.3, 0.9]), 'have a box that looks relative to the size of its image', 'bbox'),
+    'narrow': (dict(bbox=[4, 4, 0.5, 6]), 'have a box that is narrower or lower than 1 pixel', 'bbox'),
+    'outside': (dict(bbox=[20, 3, 4, 4]), 'have a box outside of their image', 'bbox'),
+    'flat': (dict(area=0), 'have an area of 0 or less', 'area'),
+}
+
+
+@pytest.mark.parametrize('name', DROPPED)
+@pytest.mark.parametrize('bad', [(1, 3), (0, 2, 4, 5)])
+def test_dropped_boxes_are_counted_and_named(write, name, bad):
+    """A warning of up to half of the boxes, an error of more of them."""
+    more, reason, key = DROPPED[name]
+    annotations = [
+        annotation(i, **(more if i in bad else {})) if 'bbox' not in more else annotation(i) for i in range(6)
+    ]
+    for i in bad:
+        annotations[i].update(more)
+    errors, warnings = problems(write(coco_content(annotations)))
+    shown = [f'annotations[{i}].{key} = {json.dumps(annotations[i][key])}' for i in bad]
+    text = f'{len(bad)} of the 6 annotations {reason}: {", ".join(shown[:3])}' + (', ...' if len(bad) > 3 else '')
+    assert (errors, warnings) == (([], [text]) if len(bad) == 2 else ([text], []))
+
+
+def test_a_few_dropped_boxes_are_no_noise(write):
+    """COCO's training set has some: they are a thousandth at most."""
+    annotations = [annotation(i) for i in range(2000)]
+    for i in (5, 7):
+        annotations[i]['bbox'] = [3, 3, 2, 0.4]
+    assert problems(write(coco_content(annotations))) == ([], [])
+    annotations[8]['bbox'] = [3, 3, 2, 0.4]
+    assert len(problems(write(coco_content(annotations)))[1]) == 1
+
+
+def test_boxes_by_two_corners(write):
+    content = coco_content([annotation(i, (8, 4, 18, 9)) for i in range(6)])
+    errors, (text,) = problems(write(content))
+    assert errors == []
+    assert text == '6 of the 6 boxes reach beyond their image; they look like two corners'
+    content['annotations'][0]['bbox'] = [8, 4, 6, 3]  # no corners
+    assert problems(write(content)) == ([], [])
+
+
+def test_no_boxes(write):
+    """Trained on, they are an error; validated on, suspicious; of a class that is not used, none."""
+    content = coco_content([])
+    text = 'none of the 3 images has a box of a class that can be used'
+    assert problems(write(content)) == ([text], [])
+    assert problems(write(content, test_mode=True), 'val') == ([], [text])
+    dataset = write(coco_content())
+    assert problems(dict(dataset, metainfo=dict(classes=('dog',)))) == ([text], [])
+
+
+def test_small_images_are_dropped_by_min_size(write):
+    dataset = write(coco_content(), filter_cfg=dict(filter_empty_gt=True, min_size=11))
+    (text,), _ = problems(dataset)
+    assert text.startswith('3 of the 3 images are smaller than filter_cfg.min_size=11 ')
+    assert problems(dict(dataset, test_mode=True), 'val') == ([], [])
+    assert problems(dict(dataset, filter_cfg=dict(min_size=10))) == ([], [])
+
+
+# ------------------------------------------------------------------------------------------------------ what is read
+
+FIELDS = {
+    'categories': ('id', 'name'),
+    'images': ('id', 'file_name', 'height', 'width'),
+    'annotations': ('id', 'image_id', 'category_id', 'bbox', 'area'),
+}
+
+
+@pytest.mark.parametrize(('kind', 'key'), [(kind, key) for kind, keys in FIELDS.items() for key in keys])
+def test_missing_fields(write, kind, key):
+    """The host would stop at a bare KeyError."""
+    content = coco_content()
+    del content[kind][1][key]
+    dataset = write(content)
+    (text,), _ = problems(dataset)
+    total = len(content[kind])
+    assert text == f"MMDetection cannot read it: 1 of the {total} {kind} lack '{key}': {kind}[1]"
+    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
+    with pytest.raises(KeyError):
+        host_boxes(dataset)
+
+
+BAD = [None, [], {}, True, 'x', [1, 2, 3], [1, 2, 3, None], [1, 2, 3, '4'], [[1, 2, 3, 4]], float('nan'), float('inf')]
+
+
+@pytest.mark.parametrize('kind', FIELDS)
+def test_bad_values_are_named(write, kind):
+    """No value of JSON ends in an error of Python's: what is not of the right type is named with its value."""
+    for key in (*FIELDS[kind], *(('iscrowd',) if kind == 'annotations' else ())):
+        for value in BAD:
+            if value == 'x' and (key in ('name', 'file_name') or key.endswith('id')):
+                continue
+            if key == 'iscrowd' and value is True or key.endswith('id') and isinstance(value, float):
+                continue
+            content = coco_content()
+            content[kind][1][key] = value
+            (text, *others), _ = problems(write(content))
+            assert others == []
+            assert f' 1 of the {len(content[kind])} {kind} have a {key} that is not ' in text
+            assert text.endswith(f': {kind}[1].{key} = {json.dumps(value)}')
+
+
+@pytest.mark.parametrize('kind', FIELDS)
+@pytest.mark.parametrize('value', [None, 3, 'x', [1]])
+def test_entries_that_are_not_objects(write, kind, value):
+    content = coco_content()
+    content[kind][1] = value
+    (text,), _ = problems(write(content))
+    assert text.endswith(f'{kind} are not objects: {kind}[1] = {json.dumps(value)}')
+
+
+def test_the_launcher_names_the_entry(write):
+    content = coco_content()
+    content['annotations'][3]['bbox'] = None
+    cfg = ConfigDict(train_dataloader=dict(dataset=write(content)))
+    with raises(LaunchError, 'annotations[3].bbox', 'null'):
+        run(cfg, 'c.py', ['train'])
+
+
+@pytest.mark.parametrize('kind', FIELDS)
+def test_repeated_ids(write, kind):
+    content = coco_content()
+    content[kind][1]['id'] = content[kind][0]['id']
+    (text,), _ = problems(write(content))
+    number = content[kind][0]['id']
+    assert text.endswith(f'{kind} have an id that another one has: {kind}[0].id = {number}, {kind}[1].id = {number}')
+
+
+# --------------------------------------------------------------------------------------------------------------- masks
+
+BAD_MASKS = [None, [], {}, [[1, 2, None, 3, 4, 5]], [1, 1, 5, 1, 5, 5], ['x'], dict(counts=None, size=[10, 20]), 'x', 3]
+
+
+@pytest.mark.parametrize('mask', BAD_MASKS)
+def test_masks_that_are_trained(write, mask):
+    content = coco_content()
+    content['annotations'][4]['segmentation'] = mask
+    dataset = write(content)
+    assert problems(dataset) == ([], [])
+    (text,), warnings = problems(dict(dataset, pipeline=MASKS))
+    assert warnings == []
+    assert text.startswith('with_mask is True, but 1 annotations have no segmentation ')
+    assert text.endswith(': annotations[4]')
+    assert problems(dict(dataset, pipeline=[dict(type='Wrap', transforms=MASKS)])) == ([text], [])
+
+
+def test_missing_masks(write):
+    """Those of annotations that are dropped or of no class are not needed."""
+    content = coco_content()
+    for i in (2, 3):
+        del content['annotations'][i]['segmentation']
+    (text,), _ = problems(write(content, pipeline=MASKS))
+    assert text.endswith(': annotations[2], annotations[3]')
+    content['annotations'][2]['category_id'] = 2
+    dataset = write(content, pipeline=MASKS)
+    (text,), _ = problems(dict(dataset, metainfo=dict(classes=('cat',))))
+    assert text.endswith(': annotations[3]')
+
+
+def test_good_masks(write):
+    content = coco_content()
+    content['annotations'][0]['segmentation'] = dict(size=[10, 20], counts='abc')
+    content['annotations'][1]['segmentation'] = dict(size=[10, 20], counts=[100, 50, 50])
+    assert problems(write(content, pipeline=MASKS)) == ([], [])
+
+
+# --------------------------------------------------------------------------------------------------------------- metric
+
+
+def test_what_the_metric_needs(write, tmp_path):
+    """It stops after the first epoch; the training itself does without iscrowd."""
+    content = coco_content()
+    del content['annotations'][2]['iscrowd']
+    del content['annotations'][5]['segmentation']
+    dataset = write(content)
+    assert problems(dataset) == ([], [])
+    metric = dict(type='CocoMetric', ann_file=str(tmp_path / 'a.json'), metric=['bbox', 'segm'])
+    dataset = dict(dataset, test_mode=True)
+    for evaluator in (metric, [dict(type='Other'), metric]):
+        errors, warnings = problems(dataset, 'val', val_evaluator=evaluator)
+        assert warnings == []
+        assert errors == [
+            'CocoMetric needs it, but 1 annotations have no iscrowd: annotations[2]',
+            'CocoMetric needs it, but 1 annotations have no segmentation of polygons or RLE: annotations[5]',
+        ]
+    assert len(problems(dataset, 'val', val_evaluator=dict(metric, metric='bbox'))[0]) == 1
+    for evaluator in (dict(metric, ann_file=None), dict(metric, format_only=True)):
+        assert problems(dataset, 'val', val_evaluator=evaluator) == ([], [])
+
+
+# ---------------------------------------------------------------------------------------------------------- image sizes
+
+
+def test_image_sizes(write, tmp_path):
+    """An error if most images differ; turned by EXIF as the host turns them."""
+    content = coco_content()
+    dataset = write(content)
+    Image.new('RGB', (40, 20)).save(tmp_path / '1.png')
+    errors, (text,) = problems(dataset)
+    assert errors == []
+    assert text == ('1 of 3 images that were looked at have another size: 1.png has 40 x 20 pixels instead of 20 x 10')
+    Image.new('RGB', (40, 20)).save(tmp_path / '0.png')
+    assert len(problems(dataset)[0]) == 1
+
+    content['images'][0].update(file_name='turned.jpg')
+    dataset = write(content)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new('RGB', (10, 20)).save(tmp_path / 'turned.jpg', exif=exif)
+    assert problems(dataset) == ([], [])
+    import mmcv
+
+    assert mmcv.imread(tmp_path / 'turned.jpg').shape == (10, 20, 3)
+
+
+def test_good_files_say_nothing(write):
+    content = coco_content()
+    before = copy.deepcopy(content)
+    assert problems(write(content, pipeline=MASKS, filter_cfg=dict(filter_empty_gt=True, min_size=8))) == ([], [])
+    assert content == before

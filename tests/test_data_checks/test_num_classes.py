@@ -1,0 +1,254 @@
+"""The number of classes of each head against that of the data, for the shipped configs and one by one."""
+
+import pytest
+import torch
+from mmengine.config import Config, ConfigDict
+
+from mmkron.data_checks.num_classes import check_heads, check_num_classes, count_classes, find_heads
+from mmkron.engine import launch
+from mmkron.engine.errors import LaunchError
+from support.errors import raises
+from support.tools import ROOT
+
+CONFIGS = sorted(path for path in (ROOT / 'configs').glob('*/*.py') if path.parent.name != '_base_')
+SPLITS = ('train', 'val', 'test')
+
+
+def found(cfg, splits=('train', 'val')):
+    """Keys of the problems, and those that are warnings."""
+    problems = [*check_num_classes(cfg, splits), *check_heads(cfg, splits)]
+    return [item.where for item in problems if not item.warning], [item.where for item in problems if item.warning]
+
+
+def make(model, classes=3, scope='mmdet', dataset='BaseSegDataset', **others):
+    dataset = dict(type=dataset, metainfo=dict(classes=tuple(f'class {i}' for i in range(classes))))
+    loader = dict(dataset=dict(type='RepeatDataset', dataset=dataset))
+    return ConfigDict(default_scope=scope, model=model, train_dataloader=loader, val_dataloader=loader, **others)
+
+
+def test_shipped_configs():
+    """Each fits its data, and each head that is changed is named."""
+    for host in ('mmpretrain', 'mmseg', 'mmdet'):
+        pytest.importorskip(host, reason='reads the class names of all hosts')
+    for path in CONFIGS:
+        cfg = Config.fromfile(path)
+        assert found(cfg, SPLITS) == ([], []), path
+        assert list(count_classes(cfg, ('train',))), path
+        heads = list(find_heads(cfg.model, 'model'))
+        assert heads, path
+        for _, head in heads:
+            head.num_classes += 1
+        errors = [item.where for item in check_num_classes(cfg, SPLITS)]
+        assert errors == [f'{key}.num_classes' for key, _ in heads], path
+
+
+def test_each_head_is_compared():
+    """The roles of a detector: lists of a cascade, nested parts, and those that count something else."""
+    model = dict(
+        backbone=dict(num_classes=1000),
+        rpn_head=dict(type='RPNHead', num_classes=1),
+        roi_head=dict(
+            bbox_head=[dict(num_classes=3), dict(num_classes=4), dict(num_classes=3)],
+            mask_head=dict(num_classes=5),
+            semantic_head=dict(type='FusedSemanticHead', num_classes=183),
+        ),
+        detector=dict(bbox_head=dict(num_classes=2, loss_cls=dict(type='SeesawLoss', num_classes=6))),
+        reid=dict(head=dict(num_classes=380)),
+    )
+    errors, _ = found(make(model))
+    assert errors == [
+        'model.roi_head.bbox_head.1.num_classes',
+        'model.roi_head.mask_head.num_classes',
+        'model.detector.bbox_head.num_classes',
+        'model.detector.bbox_head.loss_cls.num_classes',
+    ]
+    model['roi_head']['mask_head']['class_agnostic'] = True
+    assert 'model.roi_head.mask_head.num_classes' not in found(make(model))[0]
+    assert found(make(dict(bbox_head=dict(num_classes=256, contrastive_cfg=dict(max_text_len=256))))) == ([], [])
+    assert found(make(dict(language_model=dict(type='BertModel'), bbox_head=dict(num_classes=80)))) == ([], [])
+
+
+def test_message_has_both_numbers_and_where_they_are_set():
+    cfg = make(dict(bbox_head=dict(num_classes=1)), classes=2)
+    (problem,) = check_num_classes(cfg, SPLITS)
+    assert problem.where == 'model.bbox_head.num_classes'
+    assert problem.text == (
+        'it is 1, but the data has 2 classes: metainfo.classes '
+        '(train_dataloader.dataset.dataset, val_dataloader.dataset.dataset)'
+    )
+
+
+def test_panoptic_heads():
+    pytest.importorskip('mmdet')
+    dataset = dict(type='CocoPanopticDataset')
+    model = dict(
+        semantic_head=dict(type='PanopticFPNHead', num_things_classes=80, num_stuff_classes=53),
+        panoptic_fusion_head=dict(num_things_classes=80, num_stuff_classes=53),
+        roi_head=dict(bbox_head=dict(num_classes=80)),
+    )
+    cfg = ConfigDict(default_scope='mmdet', model=model, train_dataloader=dict(dataset=dataset))
+    assert found(cfg) == ([], [])
+    cfg.model.roi_head.bbox_head.num_classes = 133
+    cfg.model.panoptic_fusion_head.num_stuff_classes = 0
+    assert found(cfg)[0] == [
+        'model.panoptic_fusion_head.num_things_classes',
+        'model.roi_head.bbox_head.num_classes',
+    ]
+    query = dict(panoptic_head=dict(num_things_classes=80, num_stuff_classes=0))
+    assert found(ConfigDict(cfg, model=query, train_dataloader=dict(dataset=dict(type='CocoDataset')))) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ('kind', 'scope', 'number'),
+    [('LVISV1Dataset', 'mmdet', 1203), ('VOCDataset', 'mmdet', 20), ('mmseg.ADE20KDataset', None, 150)],
+)
+def test_classes_of_a_dataset_type(kind, scope, number):
+    pytest.importorskip('mmdet' if scope else 'mmseg')
+    head = dict(num_classes=number)
+    cfg = ConfigDict(default_scope=scope, model=dict(bbox_head=head), train_dataloader=dict(dataset=dict(type=kind)))
+    assert found(cfg) == ([], [])
+    cfg.model.bbox_head.num_classes = number - 1
+    assert found(cfg)[0] == ['model.bbox_head.num_classes']
+
+
+def test_what_cannot_be_found_is_skipped():
+    for dataset in (dict(type='Unknown'), dict(type='nowhere.Unknown'), dict(), dict(type='BaseSegDataset')):
+        cfg = make(dict(decode_head=dict(num_classes=3)))
+        cfg.train_dataloader = cfg.val_dataloader = dict(dataset=dataset)
+        assert found(cfg) == ([], [])
+    assert found(ConfigDict()) == ([], [])
+
+
+def test_classes_of_a_file_or_a_string(tmp_path):
+    (tmp_path / 'names.txt').write_text('a\nb\n')
+    cfg = make(dict(decode_head=dict(num_classes=2)), scope='mmseg')
+    cfg.train_dataloader.dataset.dataset.metainfo = dict(classes=str(tmp_path / 'names.txt'))
+    cfg.val_dataloader = None
+    assert found(cfg) == ([], [])
+    cfg.train_dataloader.dataset.dataset.metainfo = dict(classes='crop')
+    (problem,) = check_num_classes(cfg, SPLITS)
+    assert "'crop'" in problem.text
+
+
+def test_class_folders_and_lists(tmp_path):
+    pytest.importorskip('mmpretrain')
+    for name in ('cat', 'dog'):
+        (tmp_path / name).mkdir()
+    dataset = dict(type='CustomDataset', data_root=str(tmp_path))
+    model = dict(head=dict(num_classes=2))
+    cfg = ConfigDict(default_scope='mmpretrain', model=model, train_dataloader=dict(dataset=dataset))
+    assert found(cfg) == ([], [])
+    cfg.model.head.num_classes = 1000
+    assert found(cfg) == (['model.head.num_classes'], [])
+    (tmp_path / 'list.txt').write_text('a.jpg 0\nb.jpg 3\n')
+    cfg.train_dataloader.dataset.ann_file = 'list.txt'
+    assert found(cfg) == ([], ['model.head.num_classes'])  # the list may lack some
+    cfg.model.head.num_classes = 4
+    assert found(cfg) == ([], [])
+    cfg.model.head.num_classes = 3
+    assert found(cfg) == (['model.head.num_classes'], [])
+
+
+def test_data_preprocessor_counts_where_labels_are_mixed():
+    cfg = make(dict(head=dict(num_classes=3)), scope='mmpretrain', data_preprocessor=dict(num_classes=1000))
+    assert found(cfg) == ([], ['data_preprocessor.num_classes'])
+    cfg.model.train_cfg = dict(augments=[dict(type='Mixup', alpha=0.2), dict(type='CutMix', num_classes=5)])
+    assert found(cfg) == (['model.train_cfg.augments.1.num_classes', 'data_preprocessor.num_classes'], [])
+    cfg.model.train_cfg.augments.pop()
+    cfg.data_preprocessor.num_classes = 3
+    assert found(cfg) == ([], [])
+
+
+SIGMOID = dict(type='CrossEntropyLoss', use_sigmoid=True)
+
+
+@pytest.mark.parametrize(
+    ('head', 'classes', 'wrong'),
+    [
+        (dict(num_classes=2, out_channels=1, loss_decode=SIGMOID), 2, []),
+        (dict(num_classes=1, loss_decode=SIGMOID), 2, []),
+        (dict(num_classes=1, loss_decode=SIGMOID), 1, []),
+        (dict(num_classes=1, loss_decode=SIGMOID), 3, ['num_classes']),
+        (dict(num_classes=2), 2, []),
+        (dict(num_classes=1), 2, ['loss_decode']),
+        (dict(num_classes=2, out_channels=1), 2, ['loss_decode']),
+        (dict(num_classes=2, out_channels=1, loss_decode=[SIGMOID, dict(type='DiceLoss')]), 2, []),
+        (dict(num_classes=1, loss_decode=[dict(type='DiceLoss'), dict(type='CrossEntropyLoss')]), 2, ['loss_decode.1']),
+        (dict(num_classes=150, loss_cls=dict(class_weight=[1.0] * 150 + [0.1])), 150, []),
+    ],
+)
+def test_decode_heads_of_one_output(head, classes, wrong):
+    for key in ('decode_head', 'auxiliary_head'):
+        cfg = make({key: dict(head, type='mmkron.KAOHead')}, classes, 'mmseg')
+        assert found(cfg)[0] == [f'model.{key}.{field}' for field in wrong]
+    cascade = dict(decode_head=[dict(head, type='FCNHead'), dict(num_classes=classes + 1, loss_decode=SIGMOID)])
+    assert found(make(cascade, classes, 'mmseg'))[0][-1] in (
+        'model.decode_head.1.num_classes',
+        *(f'model.decode_head.0.{field}' for field in wrong),
+    )
+
+
+def test_softmax_of_one_output_learns_nothing():
+    """The reason for the check: MMSegmentation's loss is 0, as is its gradient."""
+    losses = pytest.importorskip('mmseg.models.losses')
+    logits = torch.randn(2, 1, 4, 4, requires_grad=True)
+    loss = losses.CrossEntropyLoss()(logits, torch.zeros(2, 4, 4, dtype=torch.long), ignore_index=255)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert float(loss) == 0
+    assert gradient.abs().max() == 0
+
+
+def test_classifier_of_one_output():
+    head = dict(type='LinearClsHead', num_classes=1)
+    assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == ['model.head.loss']
+    head['loss'] = dict(type='CrossEntropyLoss')
+    assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == ['model.head.loss']
+    head['loss'] = SIGMOID
+    assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == []
+    softmax = dict(num_classes=1, loss_cls=dict(type='CrossEntropyLoss'))  # has the background beside it
+    assert found(make(dict(bbox_head=softmax), 1, 'mmdet'))[0] == []
+
+
+@pytest.mark.parametrize(
+    ('loss', 'weights', 'wrong'),
+    [('loss', 3, False), ('loss', 2, True), ('loss', 4, True), ('loss_cls', 4, False), ('loss_cls', 5, True)],
+)
+def test_class_weights(loss, weights, wrong):
+    head = {'num_classes': 3, loss: dict(type='CrossEntropyLoss', class_weight=[1.0] * weights)}
+    assert found(make(dict(head=head)))[0] == [f'model.head.{loss}.class_weight'] * wrong
+
+
+def test_topk_above_the_number_of_classes():
+    head = dict(type='LinearClsHead', num_classes=3, topk=(1, 5))
+    cfg = make(dict(head=head), 3, 'mmpretrain', val_evaluator=dict(type='Accuracy', topk=(1, 3)))
+    assert found(cfg) == ([], [])  # the head's is not used
+    cfg.model.head.cal_acc = True
+    cfg.val_evaluator = [dict(type='SingleLabelMetric'), dict(type='Accuracy', topk=5)]
+    assert found(cfg)[0] == ['model.head.topk', 'val_evaluator.topk']
+    assert found(cfg, ('train',))[0] == ['model.head.topk']
+    from mmpretrain.evaluation import Accuracy
+
+    with pytest.raises(ValueError, match='5'):  # the reason for the check
+        Accuracy.calculate(torch.rand(2, 3), torch.zeros(2), topk=(1, 5))
+
+
+@pytest.mark.parametrize(
+    ('path', 'key', 'number'),
+    [
+        ('kanet/kanet-kv_digits.py', 'model.head.num_classes', 9),
+        ('kao_deeplabv2/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py', 'model.decode_head.num_classes', 3),
+        (
+            'lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py',
+            'model.roi_head.bbox_head.num_classes',
+            1,
+        ),
+    ],
+)
+def test_training_is_refused_before_anything_is_built(path, key, number, train_args, tmp_path, monkeypatch):
+    for host in ('mmpretrain', 'mmseg', 'mmdet'):
+        pytest.importorskip(host)
+    monkeypatch.setattr('mmkron.data_checks.find_missing', lambda *_: [])
+    monkeypatch.setattr(launch, 'build_runner', None)
+    args = train_args(ROOT / 'configs' / path, '--work-dir', tmp_path, '--cfg-options', f'{key}={number}')
+    with raises(LaunchError, key, number):
+        launch.train(args)
