@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mmkron.analysis.kronecker_cost import MODES
-from mmkron.ops.checks import check_choice
+from mmkron.ops.checks import check_choice, check_floating, check_sequence, resolve_size
 
 
 class PositionWeights(NamedTuple):
@@ -53,13 +53,18 @@ def position_weights(
         context_size: (H', W') of the context map before pooling. Defaults to ``size``.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: an unknown ``mode``, a position outside the map, or coefficients of another shape.
     """
     check_choice('mode', mode, MODES)
-    (i, j), (h, w) = position, size
+    check_floating('coefficients', coefficients)
+    check_sequence('position', position, 2)
+    (i, j), (h, w) = position, resolve_size('size', size)
+    if not all(type(index) is int for index in position):
+        raise TypeError(f'position must be two ints, got {position!r}')
     if not (0 <= i < h and 0 <= j < w):
         raise ValueError(f'position must be in [0, {h - 1}] x [0, {w - 1}], got {position!r}')
-    height, width = size if context_size is None else context_size
+    height, width = resolve_size('context_size', size if context_size is None else context_size)
     if mode == 'pooled':
         height, width = -(-height // 2), -(-width // 2)
     queries = h + w if mode == 'qkv' else h * w

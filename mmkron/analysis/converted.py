@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,6 +24,17 @@ class Converted(NamedTuple):
     head: dict[str, Tensor]
     unused: list[str]
     missing: list[str]
+
+
+def check_state_dict(name: str, value: Any) -> None:
+    """Raise TypeError unless ``value`` is a dict of names and tensors, ValueError if it is empty."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f'{name} must be a dict of names and tensors, got {value!r}')
+    if not value:
+        raise ValueError(f'{name} must have at least one entry, got {value!r}')
+    for key, entry in value.items():
+        if not isinstance(key, str) or not isinstance(entry, Tensor):
+            raise TypeError(f'{name} must be a dict of names and tensors, got {type(entry).__name__} for {key!r}')
 
 
 def without_counters(names: Iterable[str]) -> list[str]:

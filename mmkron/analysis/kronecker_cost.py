@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mmkron.ops.checks import check_choice
+from mmkron.ops.checks import check_choice, check_int, resolve_size
 
 MODES = ('dense', 'pooled', 'kv', 'qkv')
 
@@ -48,12 +48,14 @@ def attention_cost(
         batch: number of samples.
 
     Raises:
-        ValueError: an unknown ``mode``.
+        TypeError, ValueError: an unknown ``mode``, or a size or number that is not a positive int.
     """
     check_choice('mode', mode, MODES)
     value_channels = channels if value_channels is None else value_channels
-    height, width = size
-    context_height, context_width = context_size or size
+    for name, number in dict(channels=channels, value_channels=value_channels, batch=batch).items():
+        check_int(name, number)
+    height, width = resolve_size('size', size)
+    context_height, context_width = resolve_size('context_size', size if context_size is None else context_size)
     queries = height + width if mode == 'qkv' else height * width
     keys = {
         'dense': context_height * context_width,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.analysis.converted import Converted, without_counters
+from mmkron.analysis.converted import Converted, check_state_dict, without_counters
 
 # Arguments of LambdaResNet for the three lambda networks of timm 1.0, which follow no configuration of the paper.
 TIMM_NETWORKS: dict[str, dict[str, Any]] = {
@@ -72,6 +72,8 @@ def convert_timm(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor])
         state_dict: of timm's network.
         target: state dict of the LambdaResNet.
     """
+    check_state_dict('state_dict', state_dict)
+    check_state_dict('target', target)
     values = {}
     for name, value in state_dict.items():
         if name.endswith('self_attn.conv_lambda.weight') and value.dim() == 5:
@@ -92,6 +94,8 @@ def convert_resnet(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor
     Raises:
         ValueError: networks that differ in more than what :data:`SPATIAL_PARTS` matches.
     """
+    check_state_dict('state_dict', state_dict)
+    check_state_dict('target', target)
     values = {name.removeprefix('backbone.').removeprefix('head.'): v for name, v in state_dict.items()}
     converted = _fit(values, target, _resnet_name, 'fc.')
     places = [place for place in map(_resnet_name, converted.unused) if place]
@@ -114,6 +118,7 @@ def convert_lambda_networks(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
     Raises:
         ValueError: a state dict of another layer.
     """
+    check_state_dict('state_dict', state_dict)
     rest = dict(state_dict)
     try:
         maps = [rest.pop(f'to_{part}.weight') for part in 'qkv']

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mmkron.analysis.converted import COUNTER, Converted, without_counters
+from mmkron.analysis.converted import COUNTER, Converted, check_state_dict, without_counters
 
 OPERANDS = ('q', 'k', 'v')
 # Modules of a layer, theirs and ours.
@@ -27,6 +27,8 @@ def convert_qkformer(state_dict: Mapping[str, Tensor], target: Mapping[str, Tens
         state_dict: of the released network.
         target: state dict of the QKFormer.
     """
+    check_state_dict('state_dict', state_dict)
+    check_state_dict('target', target)
     values: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
     sources: dict[str, list[str]] = {}

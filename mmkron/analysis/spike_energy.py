@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ from mmkron.layers.spiking import (
     SpikingSelfAttention,
     TokenQKAttention,
 )
-from mmkron.ops.checks import check_choice, check_int
+from mmkron.ops.checks import check_choice, check_flags, check_int
 from mmkron.ops.lif import lif
 
 MAC_PJ, AC_PJ = 4.6, 0.9  # picojoules of a multiply-add and of an addition, 32-bit floating point
@@ -148,7 +148,14 @@ class SpikeActivity(NamedTuple):
     neurons: tuple[NeuronActivity, ...]
 
     def total(self, convention: str, stage: str | None = None, dense: bool = False) -> Operations:
-        """Operations of all layers for a sample, or of those of a stage; of the ``dense`` ones only if asked for."""
+        """Operations of all layers for a sample, or of those of a stage; of the ``dense`` ones only if asked for.
+
+        Raises:
+            ValueError: an unknown ``convention``, or a ``stage`` that no layer has.
+        """
+        check_choice('convention', convention, CONVENTIONS)
+        check_choice('stage', stage, (None, *{layer.stage: None for layer in self.layers}))
+        check_flags(dense=dense)
         layers = [layer for layer in self.layers if stage in (None, layer.stage)]
         return Operations.total(layer.operations(convention) for layer in layers if dense or layer.kind != 'dense')
 
@@ -172,11 +179,17 @@ def measure_activity(
         raster: neurons of each layer, evenly spaced, whose spikes are kept.
 
     Raises:
-        TypeError: ``raster`` is no int.
+        TypeError: an argument of another type.
         ValueError: the network is in training mode, has no spiking layer or an attention of unknown kind; there is no
             batch, or no spiking layer runs; an input that is not finite.
     """
     check_int('raster', raster)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f'model must be a network, got {model!r}')
+    if not isinstance(batches, Iterable) or isinstance(batches, (str, bytes, Mapping)):
+        raise TypeError(f'batches must be an iterable of batches, got {batches!r}')
+    if forward is not None and not callable(forward):
+        raise TypeError(f'forward must be a function of a network and a batch or None, got {forward!r}')
     if model.training:
         raise ValueError('model must be in evaluation mode: in training the drawn paths would be measured')
     if not any(isinstance(module, SpikingConv) for module in model.modules()):
@@ -271,7 +284,7 @@ class Recorder:
     def result(self) -> SpikeActivity:
         first = next((tally for tally in self.tallies.values() if tally.kind != 'dense'), None)
         if first is None:
-            raise ValueError('no spiking layer of the model ran: there is no batch, or it takes another way')
+            raise ValueError('no spiking layer of the model ran: batches is empty, or they take another way')
         layers = tuple(tally.layer(name, first.batch) for name, tally in self.tallies.items())
         neurons = tuple(
             NeuronActivity(name, stage_of(name), total / elements, raster)

@@ -10,10 +10,19 @@ from mmkron.data_checks.files import describe_missing, find_missing
 from mmkron.data_checks.masks import check_masks
 from mmkron.data_checks.mixing import check_mixing
 from mmkron.data_checks.num_classes import check_heads, check_num_classes
+from mmkron.data_checks.schedule import check_schedule
 from mmkron.engine.errors import LaunchError
 
 # Each takes the config and the names of the splits, and yields problems.
-CHECKS = (check_class_folders, check_num_classes, check_heads, check_masks, check_coco, check_mixing)
+CHECKS = (
+    check_class_folders,
+    check_num_classes,
+    check_heads,
+    check_masks,
+    check_coco,
+    check_mixing,
+    check_schedule,
+)
 
 
 def run(cfg: Any, config: str, splits: Sequence[str]) -> None:

@@ -64,9 +64,9 @@ class EventDataset(BaseDataset):
         **kwargs: Any,
     ) -> None:
         check_segments(frames, by, duration)
-        if not data_root or not isinstance(data_root, (str, os.PathLike)):
+        if not isinstance(data_root, (str, os.PathLike)) or not data_root:
             raise TypeError(f'data_root must be the path of a folder, got {data_root!r}')
-        if cache is True or not (cache is None or cache is False or (cache and isinstance(cache, (str, os.PathLike)))):
+        if cache is True or not (cache is None or cache is False or (isinstance(cache, (str, os.PathLike)) and cache)):
             raise TypeError(f'cache must be a folder, None for one below data_root, or False for none, got {cache!r}')
         self.frames, self.by, self.duration, self.size = frames, by, duration, resolve_size('size', size)
         data_root = osp.expanduser(data_root)

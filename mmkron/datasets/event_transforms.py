@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
-from mmkron.ops.checks import check_int, check_number
+from mmkron.ops.checks import check_int, check_number, check_probability
 from mmkron.registry import TRANSFORMS
 
 OPERATIONS = ('identity', 'shear_x', 'translate', 'rotate', 'cutout')
@@ -35,9 +35,7 @@ class EventFlip(BaseTransform):
     """
 
     def __init__(self, prob: float = 0.5) -> None:
-        check_number('prob', prob)
-        if not 0 <= prob <= 1:
-            raise ValueError(f'prob must be in [0, 1], got {prob!r}')
+        check_probability('prob', prob, certain=True)
         self.prob = prob
 
     def transform(self, results: dict) -> dict:
@@ -69,7 +67,7 @@ class EventAugment(BaseTransform):
 
     def __init__(self, shear: float = 0.3, translate: int = 5, rotate: float = 30.0, cutout: int = 30) -> None:
         for name, value in dict(shear=shear, rotate=rotate).items():
-            check_number(name, value)
+            check_number(name, value, finite=False)
             if not 0 <= value < math.inf:
                 raise ValueError(f'{name} must be finite and at least 0, got {value!r}')
         check_int('translate', translate, 0)
@@ -173,10 +171,12 @@ class PackEventInputs(BaseTransform):
 
     Raises:
         ImportError: MMPretrain cannot be imported.
-        TypeError, ValueError: an ``img`` that is no (T, C, H, W).
+        TypeError, ValueError: ``meta_keys`` that are not names, or an ``img`` that is no (T, C, H, W).
     """
 
     def __init__(self, meta_keys: Sequence[str] = ('sample_idx', 'img_path', 'flip')) -> None:
+        if not isinstance(meta_keys, (list, tuple)) or not all(isinstance(key, str) for key in meta_keys):
+            raise TypeError(f'meta_keys must be a sequence of names, got {meta_keys!r}')
         self.meta_keys = tuple(meta_keys)
 
     def transform(self, results: dict) -> dict:

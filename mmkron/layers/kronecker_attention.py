@@ -10,9 +10,10 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.empty import empty_map
 from mmkron.layers.initialize import initialize
-from mmkron.ops.checks import check_choice, check_int, check_map, check_number
+from mmkron.ops.checks import check_choice, check_flags, check_int, check_map, check_number
 from mmkron.ops.kronecker import (
     NORMS,
     CoefficientBN,
@@ -119,12 +120,13 @@ class KroneckerAttention2d(BaseModule):
     ) -> None:
         if (channels is None) == (in_channels is None):
             raise ValueError(f'give channels or in_channels, one of the two; got {channels!r} and {in_channels!r}')
+        name = 'in_channels' if channels is None else 'channels'
         channels = in_channels if channels is None else channels
+        check_int(name, channels)
         key_channels = channels if key_channels is None else key_channels
         out_channels = channels if out_channels is None else out_channels
         context_channels = channels if context_channels is None else context_channels
         for name, width in (
-            ('channels', channels),
             ('key_channels', key_channels),
             ('out_channels', out_channels),
             ('context_channels', context_channels),
@@ -133,6 +135,8 @@ class KroneckerAttention2d(BaseModule):
         check_choice('mode', mode, REDUCTIONS)
         check_choice('norm', norm, NORMS)
         check_number('scale', scale)
+        check_flags(residual=residual)
+        check_init_cfg(init_cfg)
         if not isinstance(maps, str) or set(maps) - set('qkv') or len(set(maps)) != len(maps):
             raise ValueError(f"maps must name some of q, k and v once each, as in 'v' or 'qkv'; got {maps!r}")
         widths = {'q': (channels, key_channels), 'k': (context_channels, key_channels)}

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.empty import empty_map
 from mmkron.layers.initialize import initialize
 from mmkron.layers.norm import build_norm
-from mmkron.ops.checks import check_int, check_map, resolve_size
+from mmkron.ops.checks import check_flags, check_int, check_map, resolve_size
 from mmkron.ops.lambdas import content_matrix, position_lambda
 from mmkron.registry import MODELS
 
@@ -75,13 +76,15 @@ class LambdaLayer(BaseModule):
     ) -> None:
         if (dim is None) == (in_channels is None):
             raise ValueError(f'give dim or in_channels, one of the two; got {dim!r} and {in_channels!r}')
+        name = 'in_channels' if dim is None else 'dim'
         dim = in_channels if dim is None else dim
+        check_int(name, dim)
         dim_out = dim if dim_out is None else dim_out
-        numbers = dict(
-            dim=dim, dim_out=dim_out, dim_key=dim_key, heads=heads, intra_depth=intra_depth, dilation=dilation
-        )
+        numbers = dict(dim_out=dim_out, dim_key=dim_key, heads=heads, intra_depth=intra_depth, dilation=dilation)
         for name, number in numbers.items():
             check_int(name, number)
+        check_flags(position_bias=position_bias, residual=residual)
+        check_init_cfg(init_cfg)
         if dim_out % heads:
             raise ValueError(f'heads must divide dim_out, got heads={heads} and dim_out={dim_out}')
         if residual and dim_out != dim:

@@ -6,6 +6,7 @@ starts its neurons anew, so that samples, batches and calls do not depend on eac
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +16,22 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmkron.layers.norm import build_norm
-from mmkron.ops.checks import check_choice, check_int, check_number
+from mmkron.ops.checks import (
+    check_choice,
+    check_choices,
+    check_flags,
+    check_int,
+    check_ints,
+    check_keys,
+    check_number,
+    check_steps_map,
+)
 from mmkron.ops.lif import lif, resolve_neuron
 from mmkron.ops.norm_lif import norm_lif
 from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
 
 KINDS = ('lif', 'plif', 'if')
+EMBED_MODES = ('aba', 'pa')
 
 
 class LIF(nn.Module):
@@ -48,7 +59,7 @@ class LIF(nn.Module):
     ) -> None:
         super().__init__()
         check_choice('kind', kind, KINDS)
-        check_choice('decay_input', decay_input, (True, False))
+        check_flags(decay_input=decay_input)
         self.kind, self.v_threshold = kind, v_threshold
         self.tau = tau
         self.others = dict(
@@ -87,6 +98,16 @@ class LIF(nn.Module):
         return f'{self.kind}, tau={self.tau}, v_threshold={self.v_threshold}'
 
 
+def make_neuron(neuron_cfg: Mapping[str, Any] | None, **others: Any) -> LIF:
+    """Return the neuron of ``neuron_cfg``, with ``others`` in the place of its entries.
+
+    Raises:
+        TypeError, ValueError: ``neuron_cfg`` is neither None nor a dict of arguments of :class:`LIF`.
+    """
+    check_keys('neuron_cfg', neuron_cfg, inspect.signature(LIF).parameters)
+    return LIF(**{**(neuron_cfg or {}), **others})
+
+
 class SpikingConv(nn.Module):
     """Convolution, batch norm and neuron, with max pooling behind the norm or the convolution if it halves the map.
 
@@ -103,6 +124,9 @@ class SpikingConv(nn.Module):
         neuron_cfg: arguments of :class:`LIF`.
         norm_cfg: normalisation; None (the default) is batch norm.
         fires: False leaves the neuron out.
+
+    Raises:
+        TypeError, ValueError: a value outside these choices.
     """
 
     def __init__(
@@ -119,17 +143,25 @@ class SpikingConv(nn.Module):
         fires: bool = True,
     ) -> None:
         super().__init__()
-        check_int('kernel_size', kernel_size)
+        numbers = dict(in_channels=in_channels, channels=channels, kernel_size=kernel_size, stride=stride)
+        for name, number in numbers.items():
+            check_int(name, number)
         if kernel_size % 2 == 0:
             raise ValueError(f'kernel_size must be odd, got {kernel_size}')
+        check_flags(bias=bias, pool=pool, pool_first=pool_first, fires=fires)
         self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride, kernel_size // 2, bias=bias)
         self.norm = build_norm(norm_cfg, channels)
         self.pool = nn.MaxPool2d(3, 2, 1) if pool else None
         self.pool_first = pool_first
-        self.neuron = LIF(**(neuron_cfg or {})) if fires else None
+        self.neuron = make_neuron(neuron_cfg) if fires else None
 
     def forward(self, x: Tensor, steps: int | None = None) -> Tensor:
-        """(T, B, in_channels, H, W), or (B, in_channels, H, W) with ``steps`` -> (T, B, channels, H', W')."""
+        """(T, B, in_channels, H, W), or (B, in_channels, H, W) with ``steps`` -> (T, B, channels, H', W').
+
+        Raises:
+            TypeError, ValueError: ``x`` is not such a map, or ``steps`` not a positive int.
+        """
+        check_steps_map('x', x, self.conv.in_channels, steps)
         count = x.shape[0] if steps is None else steps
         x = self.conv(x.flatten(0, 1) if steps is None else x)
         if self.pool is not None and self.pool_first:
@@ -213,7 +245,7 @@ class SpikingAttention(nn.Module):
         cfg = dict(neuron_cfg=neuron_cfg, norm_cfg=norm_cfg)
         # One convolution, norm and neuron: each channel has its own.
         self.operand_map = SpikingConv(channels, self.operands * channels, **cfg)
-        self.neuron = LIF(**{**(neuron_cfg or {}), 'v_threshold': v_threshold})
+        self.neuron = make_neuron(neuron_cfg, v_threshold=v_threshold)
         self.project = SpikingConv(channels, channels, bias=True, **cfg)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,7 +296,7 @@ class SpikingSelfAttention(SpikingAttention):
     ) -> None:
         super().__init__(channels, heads, v_threshold, neuron_cfg, norm_cfg)
         check_number('scale', scale, above=0)
-        check_choice('legacy_order', legacy_order, (True, False))
+        check_flags(legacy_order=legacy_order)
         self.scale, self.legacy_order = scale, legacy_order
         if legacy_order:
             self.project.neuron = LegacyOrder(self.project.neuron)
@@ -292,6 +324,9 @@ class SpikingMLP(nn.Module):
         hidden: between the two.
         neuron_cfg: arguments of :class:`LIF`.
         norm_cfg: normalisation; None (the default) is batch norm.
+
+    Raises:
+        TypeError, ValueError: a value outside these choices.
     """
 
     def __init__(
@@ -302,6 +337,8 @@ class SpikingMLP(nn.Module):
         norm_cfg: dict | None = None,
     ) -> None:
         super().__init__()
+        check_int('channels', channels)
+        check_int('hidden', hidden)
         cfg = dict(bias=True, neuron_cfg=neuron_cfg, norm_cfg=norm_cfg)
         self.expand = SpikingConv(channels, hidden, **cfg)
         self.project = SpikingConv(hidden, channels, **cfg)
@@ -341,8 +378,10 @@ class SpikingPatchEmbed(nn.Module):
         norm_cfg: dict | None = None,
     ) -> None:
         super().__init__()
-        check_choice('mode', mode, ('aba', 'pa'))
+        check_choice('mode', mode, EMBED_MODES)
         check_int('shortcut_from', shortcut_from, 0)
+        check_ints('widths', widths)
+        check_choices('pools', pools, (True, False))
         if len(widths) != len(pools) or not shortcut_from < len(widths):
             raise ValueError(
                 f'widths and pools must have one entry a convolution, and more than shortcut_from; got {widths!r}, '
@@ -358,7 +397,7 @@ class SpikingPatchEmbed(nn.Module):
             self.convs.append(conv)
         stride = 2 ** sum(map(bool, pools[shortcut_from:]))
         self.shortcut = SpikingConv(channels[shortcut_from], channels[-1], 1, stride, fires=mode == 'aba', **cfg)
-        self.neuron = LIF(**(neuron_cfg or {})) if mode == 'pa' else None
+        self.neuron = make_neuron(neuron_cfg) if mode == 'pa' else None
 
     def forward(self, x: Tensor, steps: int | None = None) -> Tensor:
         """(T, B, in_channels, H, W), or (B, in_channels, H, W) with ``steps`` -> (T, B, widths[-1], H', W')."""

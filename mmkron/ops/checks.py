@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,20 +17,71 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ValueError(f'{name} must be one of {choices}, got {value!r}')
 
 
+def check_flags(**flags: Any) -> None:
+    """Raise ValueError unless each of the arguments is True or False."""
+    for name, value in flags.items():
+        check_choice(name, value, (True, False))
+
+
 def check_int(name: str, value: Any, least: int = 1) -> None:
     """Raises TypeError unless ``value`` is an int (and no bool), ValueError if it is below ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
         raise TypeError(f'{name} must be an int, got {value!r}')
     if value < least:
         raise ValueError(f'{name} must be at least {least}, got {value!r}')
 
 
-def check_number(name: str, value: Any, above: float | None = None) -> None:
-    """Raises TypeError unless ``value`` is an int or float, ValueError unless it is greater than ``above``."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+def check_number(name: str, value: Any, above: float | None = None, finite: bool = True) -> None:
+    """Raise TypeError unless ``value`` is an int or float, ValueError unless it is finite and greater than ``above``.
+
+    ``finite=False`` allows infinity (and NaN).
+    """
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
         raise TypeError(f'{name} must be a number, got {value!r}')
+    if finite and not -math.inf < value < math.inf:
+        raise ValueError(f'{name} must be finite, got {value!r}')
     if above is not None and not value > above:
         raise ValueError(f'{name} must be greater than {above}, got {value!r}')
+
+
+def check_probability(name: str, value: Any, certain: bool = False) -> None:
+    """Raise TypeError unless ``value`` is a number, ValueError unless it is in [0, 1), or in [0, 1] if ``certain``."""
+    check_number(name, value, finite=False)
+    if not (0 <= value < 1 or (certain and value == 1)):
+        raise ValueError(f'{name} must be in {"[0, 1]" if certain else "[0, 1)"}, got {value!r}')
+
+
+def check_sequence(name: str, value: Any, length: int | None = None) -> None:
+    """Raise TypeError unless ``value`` is a sequence (not a string), ValueError if it is empty or not of ``length``."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise TypeError(f'{name} must be a sequence, got {value!r}')
+    if not value or (length is not None and len(value) != length):
+        raise ValueError(f'{name} must have {"at least one" if length is None else length} entries, got {value!r}')
+
+
+def check_ints(name: str, value: Any, length: int | None = None) -> None:
+    """Raise TypeError or ValueError unless ``value`` is a sequence of ints of at least 1, of ``length`` if given."""
+    check_sequence(name, value, length)
+    for item in value:
+        check_int(name, item)
+
+
+def check_choices(name: str, value: Any, choices: Iterable[Any], length: int | None = None) -> None:
+    """Raise TypeError or ValueError unless ``value`` is a sequence of some of ``choices``, of ``length`` if given."""
+    check_sequence(name, value, length)
+    for item in value:
+        check_choice(name, item, choices)
+
+
+def check_keys(name: str, value: Any, keys: Iterable[str]) -> None:
+    """Raise TypeError unless ``value`` is a dict or None, ValueError if it has other keys than ``keys``."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(f'{name} must be a dict or None, got {value!r}')
+    keys = tuple(keys)
+    if any(key not in keys for key in value):
+        raise ValueError(f'{name} must have keys of {keys}, got {dict(value)!r}')
 
 
 def check_floating(name: str, x: Any) -> None:
@@ -85,7 +137,7 @@ def check_columns(query: Tensor, key: Tensor, value: Tensor | None = None) -> No
         value: (B, p, m), or None where there is none.
 
     Raises:
-        TypeError: an operand that is not a floating-point tensor.
+        TypeError: an operand that is not a floating-point tensor; float64 beside a narrower type.
         ValueError: other shapes, an empty dimension, or operands on different devices.
     """
     if torch.jit.is_tracing():
@@ -95,11 +147,25 @@ def check_columns(query: Tensor, key: Tensor, value: Tensor | None = None) -> No
         check_floating(name, x)
         if x.dim() != 3 or 0 in x.shape:
             raise ValueError(f'{name} must be columns (B, d, n) with no empty dimension, got shape {tuple(x.shape)}')
+        if (x.dtype == torch.float64) != (query.dtype == torch.float64):
+            raise TypeError(f'{name} must be of type {query.dtype}, as query, got {x.dtype}')
         check_device(name, x, query)
     if query.shape[:2] != key.shape[:2]:
         raise ValueError(f'key must have the shape {tuple(query.shape[:2])} of query, got {tuple(key.shape)}')
     if value is not None and value.shape[::2] != key.shape[::2]:
         raise ValueError(f'value must fit key of shape {tuple(key.shape)}, got {tuple(value.shape)}')
+
+
+def check_steps_map(name: str, x: Any, channels: int, steps: int | None) -> None:
+    """Raise TypeError or ValueError unless ``x`` is a map (T, B, ``channels``, H, W), without T for given ``steps``."""
+    if torch.jit.is_tracing():
+        return
+    if steps is not None:
+        check_int('steps', steps)
+    check_floating(name, x)
+    layout = ('T', 'B', channels, 'H', 'W')[steps is not None :]
+    if x.dim() != len(layout) or x.shape[-3] != channels or 0 in (x.shape[0], *x.shape[-3:]):
+        raise ValueError(f'{name} must have shape {layout} for steps={steps}, none empty, got {tuple(x.shape)}')
 
 
 def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -127,7 +193,7 @@ def resolve_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
         TypeError: a side that is no int.
         ValueError: another number of sides than one or two, or one below 1.
     """
-    is_sequence = isinstance(size, Sequence) and not isinstance(size, str)
+    is_sequence = isinstance(size, Sequence) and not isinstance(size, (str, bytes))
     sides = tuple(size) if is_sequence else (size, size)
     if len(sides) != 2:
         raise ValueError(f'{name} must be a side or (H, W), got {size!r}')

@@ -18,13 +18,12 @@ Section 2 of the paper defines the coefficients by the plain inner product, so `
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_columns, check_map
+from mmkron.ops.checks import check_choice, check_columns, check_floating, check_map, check_number, resolve_size
+from mmkron.ops.coefficient_bn import CoefficientBN, check_coefficient_bn
 
 NORMS = ('softmax', 'bn_softmax', 'bn')
 
@@ -34,28 +33,6 @@ TILED_MIN_KEYS = 768
 MOMENTS_MIN_KEYS_PER_CHANNEL = 4
 # Coefficients that the CPU makes at a time without a graph: a few megabytes, which its caches hold.
 CHUNK_COEFFICIENTS = 2**19
-
-
-class CoefficientBN(NamedTuple):
-    """Batch normalisation of the coefficients, as one channel; fields as in :func:`torch.nn.functional.batch_norm`.
-
-    Args:
-        weight: scale of shape (1,), or None for 1.
-        bias: shift of shape (1,), or None for 0. Softmax cancels it, so only ``norm='bn'`` reads it.
-        running_mean: buffer of shape (1,) that training updates in place, or None.
-        running_var: buffer of shape (1,) that training updates in place and evaluation reads, or None.
-        training: normalise with the statistics of this batch.
-        momentum: weight of this batch in the running statistics.
-        eps: added to the variance.
-    """
-
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    running_mean: Tensor | None = None
-    running_var: Tensor | None = None
-    training: bool = True
-    momentum: float = 0.1
-    eps: float = 1e-5
 
 
 def dense_attention(
@@ -157,6 +134,9 @@ def axis_means(x: Tensor) -> Tensor:
 
     Returns:
         (B, C, W + H): W means over the height, then H means over the width.
+
+    Raises:
+        TypeError, ValueError: ``x`` is not a floating-point map, or empty.
     """
     check_map('x', x)
     return full_means(x).to(x.dtype)
@@ -174,6 +154,9 @@ def pool_context(x: Tensor) -> Tensor:
     """2 x 2 max pooling with a last partial window: map (B, C, H, W) -> (B, C, ceil(H / 2) * ceil(W / 2)).
 
     ``torch.export`` with dynamic sizes keeps their parity (torch's pooling guards on it).
+
+    Raises:
+        TypeError, ValueError: ``x`` is not a floating-point map, or empty.
     """
     check_map('x', x)
     return F.max_pool2d(x, 2, ceil_mode=True).flatten(2)
@@ -188,10 +171,15 @@ def outer_sum(y: Tensor, size: tuple[int, int]) -> Tensor:
 
     Returns:
         Map (B, C, H, W) with ``out[..., i, j] = y[..., W + i] + y[..., j]``.
+
+    Raises:
+        TypeError, ValueError: ``y`` or ``size`` is of another type, or they do not fit each other.
     """
-    height, width = size
-    if not torch.jit.is_tracing() and (y.dim() != 3 or y.shape[2] != height + width):
-        raise ValueError(f'y must have shape (B, C, W + H) for size {tuple(size)}, got {tuple(y.shape)}')
+    if not torch.jit.is_tracing():
+        check_floating('y', y)
+        if y.dim() != 3 or 0 in y.shape[1:] or y.shape[2] != sum(resolve_size('size', size)):
+            raise ValueError(f'y must have shape (B, C, W + H) for size={size!r}, got {tuple(y.shape)}')
+    width = size[1]
     return y[:, :, None, :width] + y[:, :, width:, None]
 
 
@@ -220,14 +208,15 @@ def attend(
         (B, p, n).
 
     Raises:
-        ValueError: an unknown ``norm``, or columns that do not fit each other.
+        TypeError: an argument of another type; operands of different dtypes.
+        ValueError: an unknown ``norm``; operands without columns or that do not fit each other; a ``scale`` that is not
+            finite; parameters, momentum or eps of ``bn`` that batch normalization of one channel cannot have.
 
     The coefficients are float32 where operands are half precision, also under autocast: products of half-precision
     operands may leave its range, and softmax needs their differences. Of query and key, either may be float32 then.
     """
-    check_choice('norm', norm, NORMS)
     check_columns(query, key, value)
-    _check_bn(bn)
+    _check_settings(norm, scale, bn)
     if norm == 'softmax':
         return _softmax_attend(query, key, value, scale)
 
@@ -274,14 +263,13 @@ def attention_coefficients(
 ) -> Tensor:
     """Return the normalized coefficients ``norm(scale * K^T Q)`` of :func:`attend`, in float32 or wider.
 
-    Arguments are those of :func:`attend`.
+    Arguments and errors are those of :func:`attend`.
 
     Returns:
         (B, m, n): one column for each query.
     """
-    check_choice('norm', norm, NORMS)
     check_columns(query, key)
-    _check_bn(bn)
+    _check_settings(norm, scale, bn)
     # Products may leave the range of half precision.
     with torch.autocast(query.device.type, enabled=False):
         coefficients = torch.bmm(_full(key).transpose(1, 2), _full(query)) * scale
@@ -392,8 +380,9 @@ def _check_maps(query: Tensor, key: Tensor | None, value: Tensor | None) -> tupl
     return key, value
 
 
-def _check_bn(bn: CoefficientBN | None) -> None:
-    """Raise ValueError unless the tensors of ``bn`` have the shape (1,): others would broadcast."""
-    for name, x in zip(CoefficientBN._fields[:4], bn or ()):
-        if x is not None and not torch.jit.is_tracing() and x.shape != (1,):
-            raise ValueError(f'{name} of bn must have shape (1,), got {tuple(x.shape)}')
+def _check_settings(norm: str, scale: float, bn: CoefficientBN | None) -> None:
+    """Raise unless the settings are as :func:`attend` documents them."""
+    check_choice('norm', norm, NORMS)
+    check_number('scale', scale)
+    if bn is not None:
+        check_coefficient_bn(bn)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_choice, check_device, check_floating, check_number
+from mmkron.ops.checks import check_choice, check_device, check_flags, check_floating, check_number
 
 SURROGATES = {'sigmoid': 4.0, 'atan': 2.0}  # with the slope of each by default
 
@@ -67,8 +67,8 @@ def lif(
     Args:
         x: input currents (T, ...), finite, any strides.
         v0: potentials (...) before the first step; ``v_reset``, or 0 without one, by default.
-        tau: time constant in steps, at least 1. ``math.inf`` with ``decay_input=False`` is the integrate-and-fire
-            neuron (IF); a tensor of one element is learnable (PLIF).
+        tau: time constant in steps, at least 1. ``math.inf``, with ``decay_input=False`` only, is the
+            integrate-and-fire neuron (IF); a tensor of one element is learnable (PLIF).
         v_threshold: a potential that reaches it fires.
         v_reset: potential after a spike; None subtracts the threshold (soft reset).
         decay_input: the input, too, is divided by tau.
@@ -86,6 +86,7 @@ def lif(
         ValueError: no step or no neuron, a shape that does not fit, or a value that is not allowed.
     """
     check_currents(x, v0)
+    check_flags(return_state=return_state)
     neuron = resolve_neuron(tau, v_threshold, v_reset, decay_input, detach_reset, surrogate, alpha)
     with torch.autocast(x.device.type, enabled=False):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -379,11 +380,13 @@ def resolve_neuron(
     alpha: float | None = None,
 ) -> Neuron:
     """The settings of :func:`lif`, checked; errors are those that it names."""
+    check_flags(decay_input=decay_input, detach_reset=detach_reset)
     if isinstance(tau, Tensor):
+        check_floating('tau', tau)
         if tau.numel() != 1:
             raise ValueError(f'tau must be a number or a tensor of one element, got shape {tuple(tau.shape)}')
     else:
-        check_number('tau', tau)
+        check_number('tau', tau, finite=decay_input)  # no input would count
         if not tau >= 1:
             raise ValueError(f'tau must be at least 1, got {tau!r}')
     check_number('v_threshold', v_threshold)
@@ -391,8 +394,6 @@ def resolve_neuron(
         check_number('v_reset', v_reset)
         if not v_reset < v_threshold:
             raise ValueError(f'v_reset must be below v_threshold, got {v_reset!r} and {v_threshold!r}')
-    check_choice('decay_input', decay_input, (True, False))
-    check_choice('detach_reset', detach_reset, (True, False))
     check_choice('surrogate', surrogate, SURROGATES)
     if alpha is not None:
         check_number('alpha', alpha, above=0)

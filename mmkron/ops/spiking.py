@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.ops.checks import check_device, check_floating, check_int
+from mmkron.ops.checks import check_device, check_floating, check_int, check_number
 from mmkron.ops.lif import lif, resolve_neuron
 
 
@@ -64,8 +64,10 @@ def spiking_self_attention(
     Raises:
         TypeError, ValueError: inputs of other shapes or dtypes, or heads that do not divide C.
     """
+    check_number('scale', scale)
+    operands = _split(heads, q=q, k=k, v=v)
     dtype = q.dtype
-    q, k, v = _split(heads, q=q, k=k, v=v)
+    q, k, v = operands
     width, tokens = q.shape[3:]
     # The products are counts, which half precision does not hold exactly above 2048.
     with torch.autocast(q.device.type, enabled=False):
@@ -102,8 +104,8 @@ def _split(heads: int, **operands: Tensor) -> list[Tensor]:
     first_name, first = next(iter(operands.items()))
     for name, x in operands.items():
         check_floating(name, x)
-        if x.dim() != 4:
-            raise ValueError(f'{name} must have shape (T, B, C, N), got {tuple(x.shape)}')
+        if x.dim() != 4 or (not torch.jit.is_tracing() and 0 in (x.shape[0], *x.shape[2:])):
+            raise ValueError(f'{name} must have shape (T, B, C, N) with no empty dimension, got {tuple(x.shape)}')
         if x.dtype != first.dtype:
             raise TypeError(f'{name} must be of type {first.dtype}, as {first_name}, got {x.dtype}')
         if not torch.jit.is_tracing() and x.shape != first.shape:

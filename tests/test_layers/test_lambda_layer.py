@@ -458,7 +458,7 @@ BAD_VALUES = [
 ]
 BAD_TYPES = [
     (dict(dim='8'), "dim must be an int, got '8'"),
-    (dict(in_channels=8.0), 'dim must be an int, got 8.0'),
+    (dict(in_channels=8.0), 'in_channels must be an int, got 8.0'),
     (dict(dim=8, dim_out=4.0), 'dim_out must be an int, got 4.0'),
     (dict(dim=8, dim_key=None), 'dim_key must be an int, got None'),
     (dict(dim=8, heads=True), 'heads must be an int, got True'),

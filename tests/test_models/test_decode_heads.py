@@ -275,8 +275,8 @@ def test_channels_that_do_not_fit_the_backbone(cls):
         (KAOHead, dict(key_channels=0, use_scale=True), ValueError, 'key_channels must be at least 1, got 0'),
         (KAOHead, dict(in_channels=[6, 3]), TypeError, r'in_channels must be an int, got \[6, 3\]'),
         (KAOHead, dict(input_transform='multiple_select'), ValueError, 'input_transform must be one of'),
-        (ASPPV2Head, dict(dilations=()), TypeError, 'dilations must be a sequence of at least one int'),
-        (ASPPV2Head, dict(dilations=6), TypeError, 'dilations must be a sequence of at least one int, got 6'),
+        (ASPPV2Head, dict(dilations=()), ValueError, r'dilations must .* got \(\)'),
+        (ASPPV2Head, dict(dilations=6), TypeError, 'dilations must be a sequence, got 6'),
         (ASPPV2Head, dict(dilations=(6, 0)), ValueError, 'dilations must be at least 1, got 0'),
     ],
 )

@@ -49,14 +49,29 @@ def test_after_the_backbone(mode):
 @pytest.mark.parametrize(
     ('steps', 'x', 'error', 'message'),
     [
-        (None, torch.zeros(4, 2, 3, 3), ValueError, r'level 0 must be a map \(T, B, C, H, W\) .*steps=None.*\(4, 2,'),
-        (2, torch.zeros(2, 2, 2, 3, 3), ValueError, r'level 0 must be a map \(T B, C, H, W\) .*steps=2, got shape'),
-        (3, torch.zeros(4, 2, 3, 3), ValueError, r'steps must divide T B of level 0, got 3 and shape \(4, 2, 3, 3\)'),
+        (
+            None,
+            torch.zeros(4, 2, 3, 3),
+            ValueError,
+            r'level 0 of inputs must .*\(T, B, C, H, W\) .*steps=None.*\(4, 2,',
+        ),
+        (
+            2,
+            torch.zeros(2, 2, 2, 3, 3),
+            ValueError,
+            r'level 0 of inputs must .*\(T B, C, H, W\) .*steps=2, got shape',
+        ),
+        (
+            3,
+            torch.zeros(4, 2, 3, 3),
+            ValueError,
+            r'steps must divide T B of level 0 .*, got 3 and shape \(4, 2, 3, 3\)',
+        ),
         (None, torch.zeros(0, 2, 2, 3, 3), ValueError, 'no empty dimension'),
         (None, torch.zeros(1, 2, 2, 3, 3, dtype=torch.int), TypeError, 'floating-point tensor, got torch.int32'),
-        (None, [None], TypeError, 'level 0 must be a floating-point tensor, got NoneType'),
-        (None, None, TypeError, 'level 0 must be a floating-point tensor, got NoneType'),
-        (None, {}, TypeError, 'level 0 must be a floating-point tensor, got dict'),
+        (None, [None], TypeError, 'level 0 of inputs must be a floating-point tensor, got NoneType'),
+        (None, None, TypeError, 'inputs must be a sequence, got None'),
+        (None, {}, TypeError, 'inputs must be a sequence, got {}'),
     ],
 )
 def test_bad_input(steps, x, error, message):

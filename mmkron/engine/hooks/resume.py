@@ -28,6 +28,7 @@ from mmkron.engine.hooks.batches import (
     with_batches,
 )
 from mmkron.engine.hooks.checkpoint import INTERRUPTED, save_whole, write_last
+from mmkron.ops.checks import check_flags
 from mmkron.registry import HOOKS
 
 
@@ -62,16 +63,17 @@ class ResumeHook(Hook):
             the same order, with other augmentation and dropout.
 
     Raises:
-        ValueError: ``signals`` is no sequence of names of signals.
+        ValueError: ``signals`` is no sequence of names of signals, or ``seed_iterations`` neither True nor False.
     """
 
     priority = 'LOWEST'  # after the schedules have stepped and the regular checkpoint is written
 
     def __init__(self, signals: Sequence[str] = ('SIGTERM',), seed_iterations: bool = True) -> None:
         names = {number.name for number in signal.Signals} - {'SIGKILL', 'SIGSTOP'}  # which nobody can handle
-        if not isinstance(signals, (list, tuple)) or any(name not in names for name in signals):
+        if not isinstance(signals, (list, tuple)) or any(name not in names for name in map(str, signals)):
             raise ValueError(f"signals must be a sequence of names such as 'SIGTERM', got {signals!r}")
         self.signals = tuple(signal.Signals[name] for name in signals)
+        check_flags(seed_iterations=seed_iterations)
         self.seed_iterations = seed_iterations
         self._handlers: dict = {}  # of the signals, as they were before
         self._received = 0

@@ -12,8 +12,9 @@ from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.initialize import initialize
-from mmkron.ops.checks import check_int, check_map, resolve_indices
+from mmkron.ops.checks import check_flags, check_int, check_map, resolve_indices
 
 
 class Backbone(BaseModule):
@@ -52,7 +53,9 @@ class Backbone(BaseModule):
         with_cp: bool = False,
         init_cfg: dict | list | None = None,
     ) -> None:
+        check_init_cfg(init_cfg)
         super().__init__(init_cfg)
+        check_flags(norm_eval=norm_eval, with_cp=with_cp)
         check_int('in_channels', in_channels)
         check_int('frozen_stages', frozen_stages, -1)
         self.in_channels = in_channels
@@ -161,8 +164,8 @@ def resolve_arch(
             raise ValueError(f'{name} must be a dict or one of {tuple(settings)}, got {arch!r}')
         return dict(settings[arch])
     if not isinstance(arch, Mapping):
-        raise TypeError(f'{name} must be a name or a dict, got {type(arch).__name__}')
+        raise TypeError(f'{name} must be a name or a dict, got {arch!r}')
     keys = set(next(iter(settings.values())))
     if set(arch) != keys:
-        raise ValueError(f'{name} must have the keys {sorted(keys)}, got {sorted(arch)}')
+        raise ValueError(f'{name} must have the keys {sorted(keys)}, got {dict(arch)!r}')
     return dict(arch)

@@ -14,6 +14,7 @@ from mmcv.cnn import ConvModule, build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
 from mmkron.models.backbones.base import resolve_arch
 from mmkron.models.backbones.mobile import MobileBackbone, group_rows
@@ -129,6 +130,8 @@ class KANet(MobileBackbone):
         check_number('widen_factor', widen_factor, above=0)
         check_choice('attention of arch', settings['attention'], REDUCTIONS)
         check_choice('coefficient_norm', coefficient_norm, NORMS)
+        check_norm_cfg(norm_cfg)
+        check_act_cfg(act_cfg)
         rows = group_rows(settings['layout'])
         super().__init__(
             in_channels,
@@ -137,7 +140,7 @@ class KANet(MobileBackbone):
             frozen_stages,
             norm_eval,
             with_cp,
-            init_cfg or dict(type='Xavier', layer=['Conv1d', 'Conv2d'], distribution='uniform'),
+            dict(type='Xavier', layer=['Conv1d', 'Conv2d'], distribution='uniform') if init_cfg is None else init_cfg,
         )
         norms = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU6'))
         attention = dict(mode=settings['attention'], norm=coefficient_norm)

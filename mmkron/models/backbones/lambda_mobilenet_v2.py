@@ -13,6 +13,7 @@ from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.models.backbones.kanet import ARCHS, KANetModule
 from mmkron.models.backbones.lambda_resnet import LambdaModule, check_numbers, resolve_lambda_cfg
 from mmkron.models.backbones.mobile import MobileBackbone, group_rows
@@ -69,6 +70,8 @@ class LambdaMobileNetV2(MobileBackbone):
         check_choice('stem_stride', stem_stride, (1, 2))
         check_number('widen_factor', widen_factor, above=0)
         check_numbers('lambda_blocks', lambda_blocks, NUM_BLOCKS)
+        check_norm_cfg(norm_cfg)
+        check_act_cfg(act_cfg)
         norms = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU6'))
         lambda_cfg = dict(dict(scope=5, dim_key=32, heads=4), **resolve_lambda_cfg(lambda_cfg, norms['norm_cfg']))
         if lambda_cfg['scope'] is None:
@@ -81,7 +84,7 @@ class LambdaMobileNetV2(MobileBackbone):
             frozen_stages,
             norm_eval,
             with_cp,
-            init_cfg or dict(type='Kaiming', layer='Conv2d'),
+            dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg,
         )
 
         def make_block(module: str, channels: int, width: int, expansion: int, stride: int, number: int) -> nn.Module:

@@ -16,9 +16,18 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule, ModuleList, Sequential
 from torch import Tensor
 
+from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.layers.lambda_layer import LambdaLayer
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import check_choice, check_int, check_number, resolve_size
+from mmkron.ops.checks import (
+    check_choice,
+    check_flags,
+    check_int,
+    check_ints,
+    check_keys,
+    check_probability,
+    resolve_size,
+)
 from mmkron.registry import MODELS
 
 # depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. Those of 50, 101 and 152 have
@@ -113,10 +122,10 @@ class LambdaResNet(Backbone):
         placement = place_lambdas(depth, stage_layers, stage_blocks, lambda_blocks)
         skeleton = resolve_skeleton(skeleton)
         check_int('base_channels', base_channels)
-        check_choice('se', se, (True, False))
-        check_number('drop_path_rate', drop_path_rate)
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
+        check_flags(share_embeddings=share_embeddings, se=se, zero_init_residual=zero_init_residual)
+        check_probability('drop_path_rate', drop_path_rate)
+        check_norm_cfg(norm_cfg)
+        check_act_cfg(act_cfg)
         norm_cfg = norm_cfg or dict(type='BN')
         lambda_cfg = resolve_lambda_cfg(lambda_cfg, norm_cfg)
         is_global = 'scope' in lambda_cfg and lambda_cfg['scope'] is None
@@ -133,7 +142,7 @@ class LambdaResNet(Backbone):
             frozen_stages,
             norm_eval,
             with_cp,
-            init_cfg or dict(type='Kaiming', layer='Conv2d'),
+            dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg,
         )
         norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg or dict(type='ReLU', inplace=True))
 
@@ -317,8 +326,8 @@ def place_lambdas(
     """
     if stage_layers is not None and lambda_blocks is not None:
         raise ValueError(f'stage_layers excludes lambda_blocks, got {stage_layers!r} and {lambda_blocks!r}')
+    check_choice('depth', depth, DEPTHS)
     if stage_blocks is None:
-        check_choice('depth', depth, DEPTHS)
         stage_blocks, c4 = DEPTHS[depth]
         if stage_layers is None and lambda_blocks is None:
             lambda_blocks = ((), (), c4, range(1, stage_blocks[-1] + 1))
@@ -351,7 +360,8 @@ def check_stages(name: str, value: Any) -> Sequence:
 def check_numbers(name: str, value: Any, count: int) -> None:
     """Raises ValueError unless ``value`` is a sequence of blocks, counted from 1 to ``count``."""
     numbers = range(1, count + 1)
-    if not isinstance(value, Sequence) or not all(type(i) is int and i in numbers for i in value):
+    wrong_type = not isinstance(value, Sequence) or isinstance(value, str)
+    if wrong_type or not all(type(i) is int and i in numbers for i in value):
         raise ValueError(f'{name} must be a sequence of ints in [1, {count}], got {value!r}')
 
 
@@ -362,11 +372,7 @@ def resolve_skeleton(skeleton: str | Mapping[str, Any]) -> dict[str, Any]:
         TypeError, ValueError: an unknown name, or a dict of other keys or values.
     """
     settings = resolve_arch(skeleton, SKELETONS, 'skeleton')
-    widths = settings['stem_channels']
-    if not isinstance(widths, Sequence) or isinstance(widths, str) or not widths:
-        raise TypeError(f'stem_channels of skeleton must be a sequence of at least one int, got {widths!r}')
-    for width in widths:
-        check_int('stem_channels of skeleton', width)
+    check_ints('stem_channels of skeleton', settings['stem_channels'])
     for key in ('max_pool', 'avg_down'):
         check_choice(f'{key} of skeleton', settings[key], (True, False))
     check_choice('lambda_pool of skeleton', settings['lambda_pool'], (2, 3))
@@ -379,12 +385,8 @@ def resolve_lambda_cfg(lambda_cfg: Mapping[str, Any] | None, norm_cfg: dict) -> 
     Raises:
         TypeError, ValueError: no dict, or a key that the layer has not or the network decides itself.
     """
-    if lambda_cfg is not None and not isinstance(lambda_cfg, Mapping):
-        raise TypeError(f'lambda_cfg must be a dict or None, got {lambda_cfg!r}')
-    lambda_cfg = dict(lambda_cfg or {})
-    if set(lambda_cfg) - set(LAYER_ARGUMENTS):
-        raise ValueError(f'lambda_cfg must have keys of {LAYER_ARGUMENTS}, got {tuple(lambda_cfg)}')
-    return dict(dict(norm_cfg=norm_cfg), **lambda_cfg)
+    check_keys('lambda_cfg', lambda_cfg, LAYER_ARGUMENTS)
+    return dict(dict(norm_cfg=norm_cfg), **(lambda_cfg or {}))
 
 
 def check_heads(lambda_cfg: Mapping[str, Any], width: int, stage: str, base_channels: int) -> None:

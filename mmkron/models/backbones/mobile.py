@@ -10,7 +10,7 @@ from mmcv.cnn import ConvModule
 from mmengine.model import ModuleList, Sequential
 
 from mmkron.models.backbones.base import Backbone
-from mmkron.ops.checks import check_int
+from mmkron.ops.checks import check_choice, check_int, check_sequence
 
 
 class MobileBackbone(Backbone):
@@ -67,14 +67,14 @@ def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
     Raises:
         TypeError, ValueError: no rows, or a row that is not module, expansion, channels, repeats, stride.
     """
-    if not isinstance(layout, Sequence) or not layout:
-        raise ValueError(f'layout must be a sequence of at least one row, got {layout!r}')
+    check_sequence('layout', layout)
     stages: list[list[Sequence]] = [[]]
     for row in layout:
-        if not isinstance(row, Sequence) or len(row) != 5:
+        if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != 5:
             raise ValueError(f'a row of layout must be (module, expansion, channels, repeats, stride), got {row!r}')
         check_int('channels of a row', row[2])
         check_int('repeats of a row', row[3])
+        check_choice('stride', row[4], (1, 2))
         if row[4] == 2 and stages[-1]:
             stages.append([])
         stages[-1].append(row)

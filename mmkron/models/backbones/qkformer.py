@@ -16,6 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmkron.layers.spiking import (
+    EMBED_MODES,
     ChannelQKAttention,
     SpikingMLP,
     SpikingPatchEmbed,
@@ -23,7 +24,17 @@ from mmkron.layers.spiking import (
     TokenQKAttention,
 )
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import check_choice, check_floating, check_int, check_map, check_number
+from mmkron.ops.checks import (
+    check_choice,
+    check_choices,
+    check_flags,
+    check_floating,
+    check_int,
+    check_ints,
+    check_map,
+    check_number,
+    check_probability,
+)
 from mmkron.registry import MODELS
 
 ATTENTIONS = {'qkta': TokenQKAttention, 'qkca': ChannelQKAttention, 'ssa': SpikingSelfAttention}
@@ -141,12 +152,12 @@ class QKFormer(Backbone):
         settings.update({name: value for name, value in chosen.items() if value is not None})
         check_settings(settings)
         check_choice('out_mode', out_mode, OUT_MODES)
-        check_choice('legacy_ssa_order', legacy_ssa_order, (True, False))
+        check_flags(legacy_ssa_order=legacy_ssa_order, pool_first=pool_first)
         if legacy_ssa_order and 'ssa' not in settings['attentions']:
             raise ValueError(f"legacy_ssa_order needs a stage with 'ssa', got attentions={settings['attentions']!r}")
-        check_number('drop_path_rate', drop_path_rate)
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate!r}')
+        check_probability('drop_path_rate', drop_path_rate)
+        check_number('attention_threshold', attention_threshold, above=0)
+        check_choice('embed_mode', embed_mode, EMBED_MODES)
         if in_channels is None:
             in_channels = 2 if arch in EVENT_ARCHS else 3
         dims, depths = settings['dims'], settings['depths']
@@ -246,20 +257,17 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     check_int('steps', settings['steps'])
     check_int('heads', settings['heads'])
     check_number('mlp_ratio', settings['mlp_ratio'], above=0)
-    for name in ('dims', 'depths', 'attentions'):
-        value = settings[name]
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise TypeError(f'{name} must be a sequence, one entry a stage, got {value!r}')
-        if len(value) != len(settings['dims']):
-            raise ValueError(f'{name} must have one entry a stage, {len(settings["dims"])}, got {value!r}')
-    for dim, depth, attention in zip(settings['dims'], settings['depths'], settings['attentions']):
-        check_int('dims', dim)
-        check_int('depths', depth)
-        check_choice('attentions', attention, ATTENTIONS)
+    check_ints('dims', settings['dims'])
+    check_ints('depths', settings['depths'], len(settings['dims']))
+    check_choices('attentions', settings['attentions'], ATTENTIONS, len(settings['dims']))
+    for dim in settings['dims']:
         if dim % settings['heads']:
             raise ValueError(f'heads must divide dims, got {settings["heads"]} and {settings["dims"]}')
     stem = settings['stem']
     if not isinstance(stem, Mapping) or not {'widths', 'pools'} <= set(stem) <= {'widths', 'pools', 'shortcut_from'}:
         raise ValueError(f'stem must be a dict of widths, pools and, if not 0, shortcut_from, got {stem!r}')
-    if list(stem['widths'])[-1:] != [settings['dims'][0]]:
+    check_ints('widths of stem', stem['widths'])
+    for name, pools in {'pools of stem': stem['pools'], 'pools': settings['pools']}.items():
+        check_choices(name, pools, (True, False))
+    if stem['widths'][-1] != settings['dims'][0]:
         raise ValueError(f'widths of stem must end in dims[0], got {stem} and {settings["dims"]}')

@@ -8,9 +8,10 @@ from typing import Any
 import torch.nn as nn
 from torch import Tensor
 
+from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.initialize import initialize
 from mmkron.models.decode_heads.base import DecodeHead
-from mmkron.ops.checks import check_int
+from mmkron.ops.checks import check_int, check_ints, check_probability
 from mmkron.registry import MODELS
 
 
@@ -45,11 +46,13 @@ class ASPPV2Head(DecodeHead):
         init_cfg: dict | list | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(dilations, Sequence) or not dilations:
-            raise TypeError(f'dilations must be a sequence of at least one int, got {dilations!r}')
-        for dilation in dilations:
-            check_int('dilations', dilation)
-        init_cfg = init_cfg or dict(type='Normal', layer='Conv2d', std=0.01)
+        check_ints('dilations', dilations)
+        check_int('num_classes', num_classes)
+        if channels is not None:
+            check_int('channels', channels)
+        check_probability('dropout_ratio', dropout_ratio)
+        check_init_cfg(init_cfg)
+        init_cfg = dict(type='Normal', layer='Conv2d', std=0.01) if init_cfg is None else init_cfg
         super().__init__(
             in_channels,
             num_classes if channels is None else channels,

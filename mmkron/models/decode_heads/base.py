@@ -8,7 +8,7 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.utils import SampleList
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_int
+from mmkron.ops.checks import check_choice, check_int, check_ints, check_map, check_sequence
 
 
 class DecodeHead(BaseDecodeHead):
@@ -28,10 +28,17 @@ class DecodeHead(BaseDecodeHead):
         check_choice('input_transform', input_transform, (None, 'resize_concat'))
         if input_transform is None:
             check_int('in_channels', in_channels)
+        else:
+            check_ints('in_channels', in_channels)
         super()._init_inputs(in_channels, in_index, input_transform)
 
     # Every head calls this first, so features that do not fit meet one message instead of a convolution's.
     def _transform_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
+        check_sequence('inputs', inputs)
+        for index in [self.in_index] if isinstance(self.in_index, int) else self.in_index:
+            if not -len(inputs) <= index < len(inputs):
+                raise ValueError(f'in_index must be of one of the {len(inputs)} inputs, got {index!r}')
+            check_map('inputs', inputs[index])
         x = super()._transform_inputs(inputs)
         if x.shape[1] != self.in_channels:
             raise ValueError(

@@ -9,8 +9,9 @@ import torch.nn as nn
 from mmengine.model import BaseModule, ModuleDict
 from torch import Tensor
 
+from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.kronecker_attention import KroneckerAttention2d
-from mmkron.ops.checks import check_int, check_map, resolve_indices
+from mmkron.ops.checks import check_flags, check_int, check_ints, check_map, check_sequence, resolve_indices
 from mmkron.registry import MODELS
 
 
@@ -45,13 +46,12 @@ class KroneckerNeck(BaseModule):
         use_scale: bool = False,
         init_cfg: dict | list | None = None,
     ) -> None:
+        check_init_cfg(init_cfg)
         # MMEngine lets children that know how to initialise themselves have the last word, but after a checkpoint.
         pretrained = isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained'
         super().__init__(init_cfg if pretrained else None)
-        if not isinstance(in_channels, Sequence) or not in_channels:
-            raise TypeError(f'in_channels must be a sequence with the channels of each level, got {in_channels!r}')
-        for channels in in_channels:
-            check_int('in_channels', channels)
+        check_ints('in_channels', in_channels)
+        check_flags(use_scale=use_scale)
         levels = range(len(in_channels)) if levels is None else levels
         self.in_channels = tuple(in_channels)
         self.levels = resolve_indices('levels', levels, len(in_channels))
@@ -75,11 +75,12 @@ class KroneckerNeck(BaseModule):
             TypeError: an input that is no floating-point tensor.
             ValueError: another number of levels; a level that is no map or has other channels.
         """
+        check_sequence('inputs', inputs)
         if len(inputs) != len(self.in_channels):
             raise ValueError(f'in_channels names {len(self.in_channels)} levels, but {len(inputs)} come in')
         outs = list(inputs)
         for level in self.levels:
             x = inputs[level]
-            check_map(f'level {level}', x, self.in_channels[level])
+            check_map(f'level {level} of inputs', x, self.in_channels[level])
             outs[level] = x + self.scales[str(level)] * self.attentions[str(level)](x)
         return tuple(outs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmkron.ops.checks import check_int
+from mmkron.ops.checks import check_int, check_sequence
 from mmkron.registry import MODELS
 
 
@@ -40,23 +40,26 @@ class SpikeRateNeck(BaseModule):
             TypeError: an input that is no floating-point tensor.
             ValueError: a map of other dimensions, one without a step, or a first axis that ``steps`` does not divide.
         """
-        maps = inputs if isinstance(inputs, Sequence) else (inputs,)
+        maps = (inputs,) if isinstance(inputs, Tensor) else inputs
+        check_sequence('inputs', maps)
         return tuple(self.rate(index, x) for index, x in enumerate(maps))
 
     def rate(self, index: int, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f'level {index} must be a floating-point tensor, got {got}')
+            raise TypeError(f'level {index} of inputs must be a floating-point tensor, got {got}')
         layout = '(T, B, C, H, W)' if self.steps is None else '(T B, C, H, W)'
         if x.dim() != layout.count(',') + 1 or 0 in x.shape:
             raise ValueError(
-                f'level {index} must be a map {layout} with no empty dimension for steps={self.steps}, '
+                f'level {index} of inputs must be a map {layout} with no empty dimension for steps={self.steps}, '
                 f'got shape {tuple(x.shape)}'
             )
         if self.steps is None:
             return x.mean(0)
         if x.shape[0] % self.steps:
-            raise ValueError(f'steps must divide T B of level {index}, got {self.steps} and shape {tuple(x.shape)}')
+            raise ValueError(
+                f'steps must divide T B of level {index} of inputs, got {self.steps} and shape {tuple(x.shape)}'
+            )
         return x.reshape(self.steps, -1, *x.shape[1:]).mean(0)  # exporters keep the batch of unflatten fixed
 
     def extra_repr(self) -> str:

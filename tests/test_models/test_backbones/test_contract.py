@@ -178,8 +178,8 @@ def setting(cls):
     ('value', 'error', 'message'),
     [
         ('kanet', ValueError, "{} must be a dict or one of .*, got 'kanet'"),
-        (3, TypeError, '{} must be a name or a dict, got int'),
-        (dict(depth=3), ValueError, r"{} must have the keys \[.*\], got \['depth'\]"),
+        (3, TypeError, '{} must be a name or a dict, got 3'),
+        (dict(depth=3), ValueError, r'{} must have the keys .*, got .*depth'),
     ],
 )
 def test_bad_settings(case, value, error, message):

@@ -198,7 +198,7 @@ def test_bad_rows(row, message):
 
 
 def test_bad_layouts():
-    with pytest.raises(ValueError, match=r'layout must be a sequence of at least one row, got \[\]'):
+    with pytest.raises(ValueError, match=r'layout must .* got \[\]'):
         KANet(dict(layout=[], attention='kv'))
     with pytest.raises(ValueError, match="attention of arch must be one of .*, got 'axial'"):
         KANet(dict(layout=KANET_LAYOUT, attention='axial'))

@@ -107,7 +107,7 @@ def test_initialisation():
         (dict(lambda_blocks=10), ValueError, r'lambda_blocks must be .* \[1, 17\], got 10'),
         (dict(lambda_blocks=('10',)), ValueError, r"lambda_blocks must be .* \[1, 17\], got \('10',\)"),
         (dict(lambda_cfg=dict(scope=None)), ValueError, 'scope of lambda_cfg must be an int, got None'),
-        (dict(lambda_cfg=dict(r=5)), ValueError, r"lambda_cfg must have keys of .*, got \('r',\)"),
+        (dict(lambda_cfg=dict(r=5)), ValueError, r"lambda_cfg must have keys of .*, got \{'r'"),
         (dict(lambda_cfg=dict(heads=3)), ValueError, 'heads must divide .*3'),
         (dict(lambda_cfg=5), TypeError, 'lambda_cfg must be a dict or None, got 5'),
         (dict(widen_factor=0), ValueError, 'widen_factor must be greater than 0, got 0'),

@@ -251,9 +251,9 @@ def test_self_attention_layer():
         (
             dict(attentions=('qkta', 'ssa')),
             ValueError,
-            r"attentions must have one entry a stage, 3, got \('qkta'",
+            r"attentions must have 3 entries, got \('qkta'",
         ),
-        (dict(attentions='ssa'), TypeError, "attentions must be a sequence, one entry a stage, got 'ssa'"),
+        (dict(attentions='ssa'), TypeError, "attentions must be a sequence, got 'ssa'"),
         (dict(attentions=('qkta', 'qkta', 'sa')), ValueError, "attentions must be one of .*, got 'sa'"),
         (dict(mlp_ratio=0), ValueError, 'mlp_ratio must be greater than 0, got 0'),
         (dict(embed_mode='sew'), ValueError, r"mode must be one of \('aba', 'pa'\), got 'sew'"),
