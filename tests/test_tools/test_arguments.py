@@ -9,6 +9,7 @@ from mmengine.registry import METRICS, MODELS, TRANSFORMS
 
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
+from support.errors import raises
 
 FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
 
@@ -28,6 +29,7 @@ def host_config(scope: str, **changes) -> Config:
         'val_dataloader': loader,
         'val_cfg': {},
         'val_evaluator': {'type': 'Metric'},
+        'train_cfg': {},
         'optim_wrapper': {'type': 'OptimWrapper', 'optimizer': {'type': 'SGD'}},
         'default_hooks': {'visualization': {'type': hook[scope]}},
         'visualizer': {'type': 'Visualizer'},
@@ -134,6 +136,12 @@ def test_auto_scale_lr(merge_train):
             merge_train(host_config('mmseg', **broken), '--auto-scale-lr')
 
 
+@pytest.mark.parametrize('key', ['model', 'train_dataloader', 'train_cfg', 'optim_wrapper'])
+def test_training_needs_its_parts(merge_train, key):
+    with raises(LaunchError, key, 'folder/name.py'):
+        merge_train(host_config('mmseg', **{key: None}))
+
+
 def test_no_validate(merge_train):
     cfg = merge_train(host_config('mmpretrain'), '--no-validate')
     assert cfg.val_dataloader is cfg.val_cfg is cfg.val_evaluator is None
@@ -204,24 +212,33 @@ def test_show_mmdet(merge_test):
         'draw': True,
         'show': True,
         'wait_time': 2,
-        'test_out_dir': 'vis',
+        'test_out_dir': os.path.abspath('vis'),  # the hook would put a relative one below the folder of the log
     }
-    cfg = merge_test(host_config('mmdet'), '--show-dir', 'vis')
-    assert cfg.default_hooks.visualization == {'type': 'DetVisualizationHook', 'draw': True, 'test_out_dir': 'vis'}
 
 
 def test_show_mmseg(merge_test):
-    cfg = merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
-    assert cfg.default_hooks.visualization == {
+    shown = merge_test(host_config('mmseg'), '--show')
+    assert shown.default_hooks.visualization == {
         'type': 'SegVisualizationHook',
         'draw': True,
         'show': True,
         'wait_time': 2,
-        'interval': 1,
     }
-    assert cfg.visualizer.save_dir == 'vis'
-    with pytest.raises(LaunchError, match='--show-dir needs visualizer'):
+    assert shown.visualizer == {'type': 'Visualizer'}
+    local = {'type': 'LocalVisBackend', 'img_save_dir': os.path.abspath('vis')}
+    for given, kept in (
+        (None, []),
+        ([{'type': 'mmengine.LocalVisBackend'}], []),
+        ([{'type': 'LocalVisBackend'}, {'type': 'TensorboardVisBackend'}], [{'type': 'TensorboardVisBackend'}]),
+    ):
+        cfg = host_config('mmseg', visualizer={'type': 'SegLocalVisualizer', 'vis_backends': given})
+        cfg = merge_test(cfg, '--show-dir', 'vis')
+        assert cfg.default_hooks.visualization == {'type': 'SegVisualizationHook', 'draw': True, 'interval': 1}
+        assert cfg.visualizer == {'type': 'SegLocalVisualizer', 'vis_backends': [*kept, local]}
+    with raises(LaunchError, '--show-dir'):
         merge_test(host_config('mmseg', visualizer=None), '--show-dir', 'vis')
+    with raises(LaunchError, '--show-dir'):  # the hook drops the backends when it shows, so the folder stays empty
+        merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
 
 
 @pytest.mark.parametrize(
