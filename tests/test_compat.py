@@ -156,7 +156,7 @@ def test_onedl_stack(fake):
         ({}, dict(helpers=('regex', 'pkg_resources')), ['weights_only', 'ftfy']),
         (dict(mmsegmentation=None), dict(helpers=('pkg_resources',)), ['weights_only']),
         ({'onedl-mmdetection': '3.5.1'}, {}, ['weights_only', 'two stacks']),
-        ({'mmcv-lite': '2.1.0'}, {}, ['weights_only', 'two mmcv']),
+        ({'mmcv-lite': '2.1.0'}, {}, ['weights_only', 'two stacks']),
     ],
 )
 def test_problems(fake, changes, arguments, expected):

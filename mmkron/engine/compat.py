@@ -170,15 +170,9 @@ _KNOWN = (
     ),
     Problem(
         'two stacks',
-        'packages of OpenMMLab and of OneDL are installed together; they write the same modules over each other',
+        'packages of OpenMMLab and of OneDL, or two of mmcv, are installed; they write over each other',
         'make a new environment with one of them, as docs/install.md says; removing one takes files of the other',
-        lambda report: len(report.onedl(*_STACK)) > 1,
-    ),
-    Problem(
-        'two mmcv',
-        'more than one distribution of mmcv is installed; they write the same module over each other',
-        f'pip uninstall mmcv mmcv-lite mmcv-full, then {_COMPILE}',
-        lambda report: len(report.packages['mmcv'].distributions) > 1 and len(report.onedl(*_STACK)) < 2,
+        lambda report: len(report.onedl(*_STACK)) > 1 or len(report.packages['mmcv'].distributions) > 1,
     ),
 )
 

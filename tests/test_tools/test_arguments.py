@@ -1,11 +1,15 @@
 """What the arguments of both tools make of a config, for each host."""
 
 import os
+import uuid
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import METRICS, MODELS, TRANSFORMS
+from mmengine.registry import HOOKS, METRICS, MODELS, TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.structures import PixelData
+from PIL import Image
 
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
@@ -239,6 +243,32 @@ def test_show_mmseg(merge_test):
         merge_test(host_config('mmseg', visualizer=None), '--show-dir', 'vis')
     with raises(LaunchError, '--show-dir'):  # the hook drops the backends when it shows, so the folder stays empty
         merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
+
+
+@pytest.mark.parametrize(('scope', 'kind'), [('mmseg', 'SegLocalVisualizer'), ('mmdet', 'DetLocalVisualizer')])
+def test_show_dir_of_the_real_hooks(merge_test, tmp_path, monkeypatch, scope, kind):
+    """The image lies in the folder itself, as seen from the working directory, and nothing lies elsewhere."""
+    pytest.importorskip('mmcv._ext', reason='the hosts need the compiled operators of mmcv')
+    structures = pytest.importorskip(f'{scope}.structures')
+    monkeypatch.chdir(tmp_path)
+    Image.new('RGB', (48, 32)).save('image.png')
+    visualizer = {'type': kind, 'name': uuid.uuid4().hex, 'vis_backends': [{'type': 'LocalVisBackend'}]}
+    cfg = merge_test(host_config(scope, visualizer=visualizer), '--show-dir', 'vis/own')
+    if scope == 'mmseg':
+        sample = structures.SegDataSample(pred_sem_seg=PixelData(data=torch.ones(1, 32, 48, dtype=torch.long)))
+    else:
+        sample = structures.DetDataSample()
+    sample.set_metainfo({'img_path': 'image.png'})
+    with DefaultScope.overwrite_default_scope(scope):
+        built = VISUALIZERS.build({**cfg.visualizer, 'save_dir': str(tmp_path / 'log')})  # as the runner does it
+        built.dataset_meta = {'classes': ('a', 'b'), 'palette': [[0, 0, 0], [255, 0, 0]]}
+        hook = HOOKS.build(cfg.default_hooks.visualization)
+    runner = SimpleNamespace(work_dir=str(tmp_path / 'work'), timestamp='now', iter=0)
+    for batch in range(2):
+        hook.after_test_iter(runner, batch, None, [sample])
+    (drawn,) = [path for path in tmp_path.rglob('*.*g') if path.name != 'image.png' or path.parent != tmp_path]
+    assert drawn.parent == tmp_path / 'vis' / 'own'
+    assert Image.open(drawn).height == 32
 
 
 @pytest.mark.parametrize(
