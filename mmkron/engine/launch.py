@@ -6,6 +6,7 @@ The config's ``default_scope`` decides what the host's own scripts would do: ``m
 import os
 import os.path as osp
 import pickle
+import re
 import time
 import warnings
 from argparse import Namespace
@@ -47,6 +48,9 @@ from mmkron.engine.errors import LaunchError, describe_config_error
 from mmkron.engine.hooks import ResumeHook
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
+# What is read before MMEngine looks at it
+_TEXTS = ('default_scope', 'load_from', 'work_dir')
+_DICTS = ('auto_scale_lr', 'default_hooks', 'model', 'optim_wrapper', 'test_cfg', 'train_cfg', 'val_cfg')
 _CPU_DEVICES = ('cpu', 'mps')  # where MMEngine has no process group and no AMP
 
 
@@ -214,9 +218,12 @@ def merge_common_args(cfg: Config, args: Namespace) -> None:
             cfg.merge_from_dict(args.cfg_options)
         except (KeyError, TypeError) as error:
             raise LaunchError(f'--cfg-options does not fit the config: {error}') from error
-    model = cfg.get('model')
-    if not isinstance(model, dict) or not model.get('type'):
-        raise LaunchError(f'config {args.config!r} has no model: it needs model=dict(type=...), got {model!r:.200}')
+    for key, value in cfg.items():
+        kind = str if key in _TEXTS else dict if key in _DICTS or key.endswith('_dataloader') else object
+        if value is not None and not isinstance(value, kind):
+            raise LaunchError(f'config {args.config!r}: {key} must be a {kind.__name__}, got {value!r:.200}')
+    if not cfg.get('model') or not cfg.model.get('type'):
+        raise LaunchError(f'config {args.config!r} has no model: it needs model=dict(type=...)')
     cfg.launcher = args.launcher
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
@@ -287,11 +294,7 @@ def _test_time_augmentation(cfg: Config) -> None:
             raise LaunchError(f'--tta needs tta_model and tta_pipeline in a config of default_scope {scope!r}')
     if cfg.get('tta_pipeline') is None:
         if scope not in ('mmpretrain', 'mmdet') or pipeline is None:
-            raise LaunchError(
-                '--tta needs tta_pipeline in the config'
-                if scope not in ('mmpretrain', 'mmdet')
-                else '--tta needs tta_pipeline, or test_dataloader.dataset.pipeline to make it from'
-            )
+            raise LaunchError('--tta needs tta_pipeline in the config, or a pipeline of MMPretrain or MMDetection')
         last = deepcopy(pipeline[-1])
         if scope == 'mmdet':  # merging turns the boxes back, so it has to know which image was flipped
             last = dict(
@@ -358,7 +361,8 @@ def check_hosts(cfg: Config) -> None:
     Raises:
         LaunchError: One of them, or something that it needs, cannot be imported.
     """
-    for host in sorted(_scopes(cfg.to_dict()) | {cfg.get('default_scope')} & set(HOSTS)):
+    prefixes = re.findall(rf"'type': '({'|'.join(HOSTS)})\.", str(cfg.to_dict()))
+    for host in sorted({*prefixes, cfg.get('default_scope')}.intersection(HOSTS)):
         try:
             import_module(f'{host}.models')
         except (ImportError, AssertionError) as error:  # they assert the versions that they work with
@@ -367,16 +371,6 @@ def check_hosts(cfg: Config) -> None:
                 f'this config needs {host}, which cannot be imported: {error}\n{hint} '
                 '(make test sets up a complete environment; python -m mmkron shows what this one has)'
             ) from error
-
-
-def _scopes(node: Any) -> set:
-    if isinstance(node, dict):
-        kind = node.get('type')
-        own = {kind.split('.')[0]} & set(HOSTS) if isinstance(kind, str) and '.' in kind else set()
-        return own.union(*map(_scopes, node.values()))
-    if isinstance(node, (list, tuple)):
-        return set().union(*map(_scopes, node))
-    return set()
 
 
 # ------------------------------------------------------------------------------------------------- environment

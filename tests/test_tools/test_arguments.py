@@ -81,6 +81,27 @@ def test_cfg_options_that_do_not_fit(merge_train):
         merge_train(host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.7.type=Other')
 
 
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('work_dir', 3),
+        ('work_dir', {'a': 1}),
+        ('default_scope', 3),
+        ('load_from', ['a.pth']),
+        ('train_dataloader', 3),
+        ('val_dataloader', 'x'),
+        ('optim_wrapper', 3),
+        ('train_cfg', [1]),
+        ('default_hooks', 3),
+        ('auto_scale_lr', True),
+        ('model', 3),
+    ],
+)
+def test_parts_of_another_type(merge_train, key, value):
+    with raises(LaunchError, key, value):
+        merge_train(host_config('mmpretrain', **{key: value}))
+
+
 def test_loader_defaults_only_for_mmpretrain(merge_train):
     loader = merge_train(host_config('mmpretrain')).train_dataloader
     assert loader.collate_fn == {'type': 'default_collate'}
