@@ -1,9 +1,12 @@
 """The report on the stack, for stacks that are faked package by package, and what the tools say about their errors."""
 
 import importlib
+import os
 import runpy
+import subprocess
 import sys
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType, SimpleNamespace
 
 import mmcv
@@ -15,6 +18,7 @@ from mmengine.utils import package_utils
 
 import mmkron
 from mmkron.engine import compat, launch
+from support.tools import ROOT
 
 OPENMMLAB = {
     'torch': '2.12.1',
@@ -52,11 +56,12 @@ SYMBOL = '/lib/mmcv/_ext.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN3
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Makes ``compat`` see distributions, errors on the import of modules, and modules that nothing requires."""
+    """Makes ``compat`` see distributions, modules that nothing requires, and what becomes of mmcv's operators: the
+    error with which they load, empty if they do, None if they are not there."""
 
-    def install(distributions, errors=None, helpers=('ftfy', 'regex', 'pkg_resources'), gpu=None):
-        errors = errors or {}
+    def install(distributions, helpers=('ftfy', 'regex', 'pkg_resources'), gpu=None, ops='', broken_torch=None):
         versions = {MODULES.get(name, name): version for name, version in distributions.items()}
+        modules = {}  # in the place of sys.modules
 
         def version(name):
             if name not in distributions:
@@ -64,20 +69,32 @@ def fake(monkeypatch):
             return distributions[name]
 
         def import_module(name):
-            top = name.split('.')[0]
-            if name in errors or top in errors:
-                raise errors.get(name) or errors[top]
-            if top not in versions:
-                raise ModuleNotFoundError(f'No module named {top!r}')
+            assert name == 'torch', f'{name} is imported'
+            if broken_torch is not None:
+                raise broken_torch
+            if name not in versions:
+                raise ModuleNotFoundError(f'No module named {name!r}')
             cuda = SimpleNamespace(is_available=lambda: gpu is not None, get_device_name=lambda index: gpu)
-            return SimpleNamespace(
-                __version__=versions[top], cuda=cuda, version=SimpleNamespace(cuda='13.0' if gpu else None)
-            )
+            module = SimpleNamespace(__version__=versions[name], cuda=cuda, version=SimpleNamespace(cuda='13.0'))
+            modules[name] = module
+            return module
 
+        def find_spec(name):
+            there = name in versions or name in helpers
+            return SimpleNamespace(submodule_search_locations=[name]) if there else None
+
+        def load(spec):
+            if ops:
+                raise ImportError(ops)
+
+        finder = SimpleNamespace(find_spec=lambda name, path: None if ops is None else (name, path))
         found = SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError)
         monkeypatch.setattr(compat, 'metadata', found)
         monkeypatch.setattr(compat, 'import_module', import_module)
-        monkeypatch.setattr(compat, 'find_spec', lambda name: name in versions or name in helpers or None)
+        monkeypatch.setattr(compat, 'find_spec', find_spec)
+        monkeypatch.setattr(compat, 'PathFinder', finder)
+        monkeypatch.setattr(compat, 'module_from_spec', load)
+        monkeypatch.setattr(compat, 'sys', SimpleNamespace(modules=modules))
         return compat.compat_report()
 
     return install
@@ -92,7 +109,6 @@ def test_original_stack(fake):
     assert {module: package.version for module, package in report.packages.items()} == {
         MODULES.get(name, name): version for name, version in OPENMMLAB.items()
     }
-    assert not any(package.error for package in report.packages.values())
     assert (report.mmcv_ops, report.gpu) == ('', 'NVIDIA H200, CUDA 13.0')
     assert names(report) == ['weights_only']
     lines = str(report).splitlines()
@@ -125,22 +141,22 @@ def test_onedl_stack(fake):
         (dict(mmcv='2.2.0'), {}, ['weights_only', 'mmcv ceiling']),
         (dict(mmcv='2.2.0', mmdet='3.3.1', mmsegmentation='1.2.3'), {}, ['weights_only']),
         (dict(mmcv='2.2.0', mmdet=None, mmsegmentation=None), {}, ['weights_only']),
-        ({}, dict(errors={'mmcv.ops': ImportError(SYMBOL)}), ['weights_only', 'mmcv of another PyTorch']),
+        ({}, dict(ops=SYMBOL), ['weights_only', 'mmcv of another PyTorch']),
         (
             {'mmcv': None, 'mmcv-lite': '2.1.0'},
-            dict(errors={'mmcv.ops': ModuleNotFoundError("No module named 'mmcv._ext'")}),
+            dict(ops=None),
             ['weights_only', 'mmcv-lite'],
         ),
         (
             {'torch': '2.14.1', 'mmcv': None, 'mmcv-lite': '2.1.0'},
-            dict(errors={'mmcv.ops': ModuleNotFoundError("No module named 'mmcv.ops'")}),
+            dict(ops=None),
             ['weights_only', 'mmcv-lite', 'mmcv does not compile'],
         ),
         (dict(torch='2.14.1'), {}, ['weights_only']),
         ({}, dict(helpers=('regex', 'pkg_resources')), ['weights_only', 'ftfy']),
         (dict(mmsegmentation=None), dict(helpers=('pkg_resources',)), ['weights_only']),
         ({'onedl-mmdetection': '3.5.1'}, {}, ['weights_only', 'two stacks']),
-        ({'mmcv-lite': '2.1.0'}, {}, ['weights_only', 'two mmcv']),
+        ({'mmcv-lite': '2.1.0'}, {}, ['weights_only', 'two stacks']),
     ],
 )
 def test_problems(fake, changes, arguments, expected):
@@ -148,42 +164,56 @@ def test_problems(fake, changes, arguments, expected):
     assert names(fake(distributions, **arguments)) == expected
 
 
-def test_hosts_that_cannot_be_imported(fake):
-    """Their versions are those of their distributions, and every error is in the report."""
-    errors = {'mmdet': AssertionError(CEILING), 'mmseg.models': AttributeError('no\nsuch thing')}
-    report = fake({**OPENMMLAB, 'mmcv': '2.2.0'}, errors)
-    assert report.packages['mmdet'] == compat.Package('3.3.0', ('mmdet 3.3.0',), f'AssertionError: {CEILING}')
-    assert report.packages['mmseg'] == compat.Package(
-        '1.2.2', ('mmsegmentation 1.2.2',), 'AttributeError: no such thing'
-    )
-    assert '            cannot be imported: AttributeError: no such thing' in str(report).splitlines()
-    assert 'mmcv ceiling' in names(report)
-
-
 def test_nothing_but_python(fake):
     report = fake({}, helpers=())
     assert set(report.packages.values()) == {compat.Package()}
-    assert (report.mmcv_ops, report.gpu) == ("ModuleNotFoundError: No module named 'mmcv'", '')
-    assert report.problems == ()
-    broken = fake(dict(torch='2.12.1'), {'torch': OSError('libcudart.so.13: cannot open shared object file')})
-    assert broken.packages['torch'].error == 'OSError: libcudart.so.13: cannot open shared object file'
-    assert (broken.packages['torch'].version, broken.gpu) == ('2.12.1', '')
+    assert (report.mmcv_ops, report.gpu, report.problems) == ("No module named 'mmcv'", '', ())
+
+
+def test_torch_that_cannot_be_imported(fake):
+    reason = 'libcudart.so.13: cannot open shared object file'
+    report = fake(OPENMMLAB, broken_torch=OSError(reason))
+    assert report.packages['torch'].version == '2.12.1'
+    assert report.gpu == f'unusable: {reason}'
 
 
 def test_odd_packages(monkeypatch, tmp_path):
     """Modules that were put in by hand, and what a removal that broke off leaves of a distribution."""
     (tmp_path / 'mmdet-3.3.0.dist-info').mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ('ftfy', 'mmdet'):
+    for name in ('ftfy', 'mmdet', 'mmseg'):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(compat, '_DISTRIBUTIONS', {**compat._DISTRIBUTIONS, 'mmseg': ()})
-    monkeypatch.setitem(sys.modules, 'mmseg', ModuleType('mmseg'))
-    monkeypatch.delitem(sys.modules, 'mmdet.models', raising=False)
     report = mmkron.compat_report()
     assert 'ftfy' in report.helpers
     assert report.packages['mmdet'].version == 'unknown'
-    assert report.packages['mmdet'].error.startswith('ModuleNotFoundError: ')
-    assert report.packages['mmseg'].version == 'unknown'
+    assert report.packages['mmseg'] == compat.Package('unknown')
+
+
+@pytest.mark.parametrize(
+    ('library', 'problem'),
+    [(None, "No module named 'mmcv._ext'"), (b'', 'file too short'), (b'\0' * 4096, 'invalid ELF')],
+)
+def test_operators_are_loaded_without_mmcv(monkeypatch, tmp_path, library, problem):
+    """A package without the library, and libraries that cannot be loaded; its own code does not run."""
+    package = tmp_path / 'mmcv'
+    package.mkdir()
+    (package / '__init__.py').write_text('raise RuntimeError')
+    if library is not None:
+        (package / f'_ext{EXTENSION_SUFFIXES[0]}').write_bytes(library)
+    for name in ('mmcv', 'mmcv._ext'):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert problem in mmkron.compat_report().mmcv_ops
+
+
+def test_no_host_is_imported():
+    """A process of its own, since this one has imported all."""
+    code = 'import sys, mmkron; mmkron.compat_report(); print(*sorted({name.split(".")[0] for name in sys.modules}))'
+    env = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True)
+    assert {'torch', 'mmkron'} <= set(done.stdout.split())
+    assert not {'mmengine', 'mmpretrain', 'mmseg', 'mmdet', 'cv2'} & set(done.stdout.split())
 
 
 def test_driver_that_does_not_fit(monkeypatch):
@@ -202,7 +232,7 @@ def test_this_environment(capsys):
     assert printed == f'{report}\n'
     for module in ('torch', 'numpy', 'mmengine', 'mmcv', 'mmpretrain', 'mmseg', 'mmdet'):
         assert report.packages[module].version == importlib.import_module(module).__version__, module
-        assert not report.packages[module].error
+    assert report.mmcv_ops == ''
     assert report.packages['setuptools'].version == metadata.version('setuptools')
     onedl = hasattr(mmengine.runner.checkpoint, '_safe_torch_load')
     assert names(report) == ['unchecked checkpoints' if onedl else 'weights_only']

@@ -25,8 +25,7 @@ def parse_args(argv: Optional[list] = None) -> argparse.Namespace:
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
     parser.add_argument(
         '--show-dir',
-        help='folder for images with the predictions drawn in; MMDetection puts a '
-        'relative one below WORK_DIR/TIMESTAMP',
+        help='folder for images with the predictions drawn in',
     )
     parser.add_argument('--wait-time', type=float, default=2, help='seconds that --show keeps an image; default: 2')
     parser.add_argument(

@@ -7,7 +7,7 @@ import mmcv
 import numpy as np
 from mmcv.transforms import LoadImageFromFile as MMCVLoadImageFromFile
 from mmengine import fileio
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from mmkron.registry import TRANSFORMS
 
@@ -67,8 +67,14 @@ class LoadImageFromFile(MMCVLoadImageFromFile):
 
 
 def _check_complete(data: bytes) -> None:
+    """Raise what Pillow raises if the pixels of an image are not all there."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # MMCV's decoder has a limit of its own, 2**30 pixels
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        try:
+            image = Image.open(io.BytesIO(data))
+        except Exception:  # noqa: BLE001
+            return  # a format, or a variant of one, that Pillow does not know; the decoder decides
+        with image:
             image.load()
-    except UnidentifiedImageError:
-        pass  # a format that Pillow does not know; the decoder decides
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit

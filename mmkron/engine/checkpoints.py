@@ -150,16 +150,6 @@ def check_load_from(cfg: Config, argument: str) -> Any:
     return None if path is None or '://' in path else read_whole(checkpoint_path(path, argument), argument)
 
 
-def check_work_dir(path: str) -> None:
-    """Makes the folder for logs and checkpoints; raises LaunchError if it cannot be written."""
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f'--work-dir {path!r} cannot be made: {error.strerror}') from error
-    if not os.access(path, os.W_OK):
-        raise LaunchError(f'--work-dir {path!r} cannot be written: it is read-only')
-
-
 def check_checkpoints(cfg: Config) -> None:
     """Finds the checkpoint to resume from, and reads each local file that a training starts from.
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 
+from mmkron.engine.console import quiet
 from mmkron.models.backbones import Backbone
 from mmkron.registry import STRATEGIES
 
@@ -35,6 +36,11 @@ class FlexibleRunner(MMEngineFlexibleRunner):
         runner = super().from_cfg(cfg)
         runner._compile = cfg.get('compile', False)
         return runner
+
+    def _log_env(self) -> None:
+        """Log the environment and the config to the file alone."""
+        quiet(self.logger)
+        super()._log_env()
 
     def load_or_resume(self) -> None:
         """As MMEngine's."""

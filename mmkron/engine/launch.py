@@ -6,13 +6,16 @@ The config's ``default_scope`` decides what the host's own scripts would do: ``m
 import os
 import os.path as osp
 import pickle
+import re
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
 from datetime import timedelta
 from importlib import import_module
+from tempfile import TemporaryFile
 from typing import Any, Callable
 
 import torch
@@ -28,32 +31,44 @@ from mmkron.engine.checkpoints import (
     check_checkpoints,
     check_load_from,
     check_pretrained,
-    check_work_dir,
     checkpoint_path,
     refusal,
     safe_loading,
 )
 from mmkron.engine.compat import remedy_of
+from mmkron.engine.console import QuietRunner, SayStart
 from mmkron.engine.data_faults import data_faults
-from mmkron.engine.errors import LaunchError
+from mmkron.engine.errors import LaunchError, describe_config_error
 from mmkron.engine.hooks import ResumeHook
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
+# What is read before MMEngine looks at it
+_TEXTS = ('default_scope', 'load_from', 'work_dir')
+_DICTS = ('auto_scale_lr', 'default_hooks', 'model', 'optim_wrapper', 'test_cfg', 'train_cfg', 'val_cfg')
 _CPU_DEVICES = ('cpu', 'mps')  # where MMEngine has no process group and no AMP
 
 
 def main(run: Callable[[Namespace], Any], args: Namespace) -> None:
-    """Calls ``run(args)`` as a program: a :class:`LaunchError` ends it with its message and exit code 1.
+    """Call ``run(args)`` as a program: a :class:`LaunchError` ends it with its message and exit code 1.
 
-    Of several processes on a machine only the first one speaks.
+    Of several processes on a machine only the first one prints and warns.
     """
+    first = _local_rank(args) == 0
     try:
-        run(args)
+        with nullcontext() if first else _silence():
+            run(args)
     except LaunchError as error:
-        if _local_rank(args) != 0:
+        if not first:
             time.sleep(3)  # the starter ends all processes with the first one, so that one has to be the speaker
             raise SystemExit(1) from None
         raise SystemExit(f'error: {error}') from None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    with open(os.devnull, 'w') as null, redirect_stdout(null), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        yield
 
 
 def train(args: Namespace) -> Runner:
@@ -76,9 +91,10 @@ def train(args: Namespace) -> Runner:
         )
     check_data(cfg, args.config, ('train', 'val'))
     check_checkpoints(cfg)
-    check_work_dir(cfg.work_dir)
+    check_writable(cfg.work_dir, '--work-dir')
     with environment(cfg, args):
         runner = build_runner(cfg)
+        runner.register_hook(SayStart())
         try:
             with data_faults(runner):
                 runner.train()
@@ -104,30 +120,40 @@ def test(args: Namespace) -> dict:
     cfg = merge_test_args(load_config(args.config), args)
     check_data(cfg, args.config, ('test',))
     check_load_from(cfg, 'checkpoint')
-    check_work_dir(cfg.work_dir)
+    check_writable(cfg.work_dir, '--work-dir')
+    if args.show_dir is not None:
+        check_writable(args.show_dir, '--show-dir')
+    if args.out is not None:
+        check_writable(args.out, '--out', is_file=cfg.get('default_scope') != 'mmseg')
     with environment(cfg, args):
         runner = build_runner(cfg)
+        runner.register_hook(SayStart())
         with data_faults(runner):
-            return runner.test()
+            metrics = runner.test()
+        for what, path in (('predictions', args.out), ('images with the predictions', args.show_dir)):
+            if path is not None:
+                runner.logger.info(f'{what} are in {path if "://" in path else osp.abspath(path)}')
+        return metrics
 
 
 # ------------------------------------------------------------------------------------------ config and arguments
 
 
 def load_config(path: str) -> Config:
-    """Reads a config file.
+    """Read a config file.
 
     Raises:
-        LaunchError: ``path``, or a file that it is based on, is missing or of no known type, or imports what is
-            not installed.
+        LaunchError: ``path``, or a file that it is based on or imports, is missing, is damaged, or its code fails.
+            The message gives that file and the line.
     """
     if not osp.isfile(path):
         raise LaunchError(f'config is not a file: {path!r} (looked for {osp.abspath(path)})')
     try:
         return Config.fromfile(path)
-    except (OSError, ImportError) as error:
-        remedy = remedy_of(error)
-        raise LaunchError(f'config {path!r} cannot be read: {error}' + (remedy and f'\n{remedy}')) from error
+    except Exception as error:  # a config is code, which can raise anything
+        reason = describe_config_error(error)
+        remedy = remedy_of(reason)
+        raise LaunchError(f'config {path!r} cannot be read: {reason}' + (remedy and f'\n{remedy}')) from error
 
 
 def merge_train_args(cfg: Config, args: Namespace) -> Config:
@@ -137,6 +163,7 @@ def merge_train_args(cfg: Config, args: Namespace) -> Config:
         LaunchError: An argument asks for what ``cfg`` cannot do.
     """
     merge_common_args(cfg, args)
+    _check_parts(cfg, args.config, 'training', ('train_dataloader', 'train_cfg', 'optim_wrapper'))
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
@@ -166,9 +193,7 @@ def merge_test_args(cfg: Config, args: Namespace) -> Config:
         LaunchError: An argument asks for what ``cfg`` cannot do, or the checkpoint is missing.
     """
     merge_common_args(cfg, args)
-    lacking = [key for key in ('test_dataloader', 'test_evaluator', 'test_cfg') if cfg.get(key) is None]
-    if lacking:
-        raise LaunchError(f'config {args.config!r} is not made for testing: it lacks {", ".join(lacking)}')
+    _check_parts(cfg, args.config, 'testing', ('test_dataloader', 'test_evaluator', 'test_cfg'))
     cfg.load_from = checkpoint_path(args.checkpoint, 'checkpoint')
     cfg.resume = False
     if args.show or args.show_dir is not None:
@@ -187,6 +212,12 @@ def merge_common_args(cfg: Config, args: Namespace) -> None:
             cfg.merge_from_dict(args.cfg_options)
         except (KeyError, TypeError) as error:
             raise LaunchError(f'--cfg-options does not fit the config: {error}') from error
+    for key, value in cfg.items():
+        kind = str if key in _TEXTS else dict if key in _DICTS or key.endswith('_dataloader') else object
+        if value is not None and not isinstance(value, kind):
+            raise LaunchError(f'config {args.config!r}: {key} must be a {kind.__name__}, got {value!r:.200}')
+    if not cfg.get('model') or not cfg.model.get('type'):
+        raise LaunchError(f'config {args.config!r} has no model: it needs model=dict(type=...)')
     cfg.launcher = args.launcher
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
@@ -204,24 +235,38 @@ def merge_common_args(cfg: Config, args: Namespace) -> None:
             loader.persistent_workers = False  # PyTorch refuses it without workers
 
 
+def _check_parts(cfg: Config, config: str, purpose: str, keys: tuple[str, ...]) -> None:
+    """Raise LaunchError if ``cfg`` lacks one of ``keys``."""
+    lacking = [key for key in keys if cfg.get(key) is None]
+    if lacking:
+        raise LaunchError(f'config {config!r} is not made for {purpose}: it lacks {", ".join(lacking)}')
+
+
 def _show(cfg: Config, args: Namespace) -> None:
+    """Let ``cfg`` show the predictions, or draw them straight into the folder ``args.show_dir`` with every host."""
     scope = cfg.get('default_scope')
     kind = {'mmseg': 'SegVisualizationHook', 'mmdet': 'DetVisualizationHook'}.get(scope, 'VisualizationHook')
     hook = (cfg.get('default_hooks') or {}).get('visualization')
     if hook is None:
         raise LaunchError(f"--show and --show-dir need default_hooks.visualization=dict(type='{kind}') in the config")
+    if scope == 'mmseg' and args.show and args.show_dir is not None:
+        raise LaunchError(
+            "--show and --show-dir do not go together here: MMSegmentation's hook keeps no image it shows"
+        )
     if scope in ('mmseg', 'mmdet'):
         hook.draw = True
         if args.show:
             hook.update(show=True, wait_time=args.wait_time)
         if args.show_dir is not None and scope == 'mmdet':
-            hook.test_out_dir = args.show_dir
+            hook.test_out_dir = osp.abspath(args.show_dir)  # a relative one would be below the log's folder
         elif args.show_dir is not None:
             if cfg.get('visualizer') is None:
                 raise LaunchError(
                     "--show-dir needs visualizer=dict(type='SegLocalVisualizer', vis_backends=...) in the config"
                 )
-            cfg.visualizer.save_dir = args.show_dir
+            others = [part for part in cfg.visualizer.get('vis_backends') or () if type_name(part) != 'LocalVisBackend']
+            local = dict(type='LocalVisBackend', img_save_dir=osp.abspath(args.show_dir))
+            cfg.visualizer.vis_backends = [*others, local]
             hook.setdefault('interval', 1)  # the hook's own default shows one image in 50
     elif args.tta:
         raise LaunchError("--show and --show-dir do not go with --tta here: MMPretrain's hook draws a single view")
@@ -243,11 +288,7 @@ def _test_time_augmentation(cfg: Config) -> None:
             raise LaunchError(f'--tta needs tta_model and tta_pipeline in a config of default_scope {scope!r}')
     if cfg.get('tta_pipeline') is None:
         if scope not in ('mmpretrain', 'mmdet') or pipeline is None:
-            raise LaunchError(
-                '--tta needs tta_pipeline in the config'
-                if scope not in ('mmpretrain', 'mmdet')
-                else '--tta needs tta_pipeline, or test_dataloader.dataset.pipeline to make it from'
-            )
+            raise LaunchError('--tta needs tta_pipeline in the config, or a pipeline of MMPretrain or MMDetection')
         last = deepcopy(pipeline[-1])
         if scope == 'mmdet':  # merging turns the boxes back, so it has to know which image was flipped
             last = dict(
@@ -289,13 +330,28 @@ def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
     data_checks.run(cfg, config, splits)
 
 
+def check_writable(path: str, argument: str, is_file: bool = False) -> None:
+    """Make the folder for ``path``; raise LaunchError, which names ``argument``, if it cannot be written."""
+    if '://' in path:
+        return
+    folder = osp.dirname(path) or '.' if is_file else path
+    try:
+        os.makedirs(folder, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+        if is_file and osp.exists(path):
+            open(path, 'ab').close()
+    except OSError as error:
+        raise LaunchError(f'{argument} {path!r} cannot be written: {error.strerror}') from error
+
+
 def check_hosts(cfg: Config) -> None:
     """Imports the host libraries that ``cfg`` names, by ``default_scope`` or as a prefix of a ``type``.
 
     Raises:
         LaunchError: One of them, or something that it needs, cannot be imported.
     """
-    for host in sorted(_scopes(cfg.to_dict()) | {cfg.get('default_scope')} & set(HOSTS)):
+    prefixes = re.findall(rf"'type': '({'|'.join(HOSTS)})\.", str(cfg.to_dict()))
+    for host in sorted({*prefixes, cfg.get('default_scope')}.intersection(HOSTS)):
         try:
             import_module(f'{host}.models')
         except (ImportError, AssertionError) as error:  # they assert the versions that they work with
@@ -304,16 +360,6 @@ def check_hosts(cfg: Config) -> None:
                 f'this config needs {host}, which cannot be imported: {error}\n{hint} '
                 '(make test sets up a complete environment; python -m mmkron shows what this one has)'
             ) from error
-
-
-def _scopes(node: Any) -> set:
-    if isinstance(node, dict):
-        kind = node.get('type')
-        own = {kind.split('.')[0]} & set(HOSTS) if isinstance(kind, str) and '.' in kind else set()
-        return own.union(*map(_scopes, node.values()))
-    if isinstance(node, (list, tuple)):
-        return set().union(*map(_scopes, node))
-    return set()
 
 
 # ------------------------------------------------------------------------------------------------- environment
@@ -385,7 +431,7 @@ def build_runner(cfg: Config) -> Runner:
         LaunchError: FSDP is to go with an EMAHook.
     """
     if 'runner_type' not in cfg:
-        return Runner.from_cfg(cfg)
+        return QuietRunner.from_cfg(cfg)
     if cfg.runner_type != 'FlexibleRunner':
         return RUNNERS.build(cfg)
     from mmkron.engine.flexible import FlexibleRunner
@@ -416,8 +462,6 @@ def build_model(cfg: Config, device: str, layer: type, what: str) -> torch.nn.Mo
     Raises:
         LaunchError: The config has no model, the model has no such layer, or the weights or the device do not serve.
     """
-    if cfg.get('model') is None:
-        raise LaunchError('the config has no model')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
     if cfg.load_from is None:

@@ -1,6 +1,7 @@
 """Image loading: equal to MMCV on whole files, an error with the name on damaged ones."""
 
 import io
+import struct
 
 import mmcv
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from mmkron.datasets.transforms import LoadImageFromFile
+from support.errors import raises
 
 
 def encode(kind: str) -> bytes:
@@ -84,6 +86,33 @@ def test_exception_truncated_even_if_the_decoder_is_content(tmp_path, jpeg, monk
     path = save(tmp_path / 'a.jpg', jpeg[: len(jpeg) // 2] + b'\0' * zeros)
     with pytest.raises(ValueError, match=r'a\.jpg.*truncated'):
         LoadImageFromFile().transform({'img_path': path})
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'BMP', 'TIFF', 'WEBP'])
+def test_feature_no_limit_that_mmcv_has_not(tmp_path, kind, monkeypatch):
+    """Pillow refuses images of more than twice its limit, 179 megapixels, which here is less than these have."""
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 48 * 64 // 2 - 1)
+    data = encode(kind) + b'a tail, so that a JPEG is looked at, too'
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(io.BytesIO(data))
+    path = save(tmp_path / 'large', data)
+    np.testing.assert_array_equal(LoadImageFromFile().transform({'img_path': path})['img'], mmcv.imfrombytes(data))
+    assert Image.MAX_IMAGE_PIXELS == 48 * 64 // 2 - 1
+    with raises(ValueError, path):
+        LoadImageFromFile().transform({'img_path': save(tmp_path / 'large', data[:1500])})
+    assert Image.MAX_IMAGE_PIXELS == 48 * 64 // 2 - 1
+
+
+def test_feature_variant_that_pillow_does_not_know(tmp_path):
+    """A bitmap of 32 bits per pixel that has red in its lowest byte, blue in the next one, then green."""
+    masks = (0x0000FF, 0xFF0000, 0x00FF00, 0)
+    info = struct.pack('<IiiHHIIiiII4I', 56, 2, 2, 1, 32, 3, 16, 0, 0, 0, 0, *masks)
+    rows = struct.pack('<4I', 1, 2, 0x030405, 9)  # the lowest row first
+    data = struct.pack('<2sIHHI', b'BM', 14 + 56 + 16, 0, 0, 70) + info + rows
+    with pytest.raises(OSError, match='Unsupported BMP'):
+        Image.open(io.BytesIO(data))
+    img = LoadImageFromFile().transform({'img_path': save(tmp_path / 'a.bmp', data)})['img']
+    np.testing.assert_array_equal(img, [[[4, 3, 5], [0, 0, 9]], [[0, 0, 1], [0, 0, 2]]])
 
 
 @pytest.mark.parametrize(('data', 'reason'), [(b'', 'the file is empty'), (b'not an image', 'no image data')])

@@ -1,14 +1,19 @@
 """What the arguments of both tools make of a config, for each host."""
 
 import os
+import uuid
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import METRICS, MODELS, TRANSFORMS
+from mmengine.registry import HOOKS, METRICS, MODELS, TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.structures import PixelData
+from PIL import Image
 
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
+from support.errors import raises
 
 FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
 
@@ -28,6 +33,7 @@ def host_config(scope: str, **changes) -> Config:
         'val_dataloader': loader,
         'val_cfg': {},
         'val_evaluator': {'type': 'Metric'},
+        'train_cfg': {},
         'optim_wrapper': {'type': 'OptimWrapper', 'optimizer': {'type': 'SGD'}},
         'default_hooks': {'visualization': {'type': hook[scope]}},
         'visualizer': {'type': 'Visualizer'},
@@ -73,6 +79,27 @@ def test_cfg_options_reach_into_lists(merge_train):
 def test_cfg_options_that_do_not_fit(merge_train):
     with pytest.raises(LaunchError, match='--cfg-options does not fit'):
         merge_train(host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.7.type=Other')
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [
+        ('work_dir', 3),
+        ('work_dir', {'a': 1}),
+        ('default_scope', 3),
+        ('load_from', ['a.pth']),
+        ('train_dataloader', 3),
+        ('val_dataloader', 'x'),
+        ('optim_wrapper', 3),
+        ('train_cfg', [1]),
+        ('default_hooks', 3),
+        ('auto_scale_lr', True),
+        ('model', 3),
+    ],
+)
+def test_parts_of_another_type(merge_train, key, value):
+    with raises(LaunchError, key, value):
+        merge_train(host_config('mmpretrain', **{key: value}))
 
 
 def test_loader_defaults_only_for_mmpretrain(merge_train):
@@ -132,6 +159,12 @@ def test_auto_scale_lr(merge_train):
     for broken in ({}, {'auto_scale_lr': None}, {'auto_scale_lr': {'enable': False}}):
         with pytest.raises(LaunchError, match='auto_scale_lr.base_batch_size'):
             merge_train(host_config('mmseg', **broken), '--auto-scale-lr')
+
+
+@pytest.mark.parametrize('key', ['model', 'train_dataloader', 'train_cfg', 'optim_wrapper'])
+def test_training_needs_its_parts(merge_train, key):
+    with raises(LaunchError, key, 'folder/name.py'):
+        merge_train(host_config('mmseg', **{key: None}))
 
 
 def test_no_validate(merge_train):
@@ -204,24 +237,59 @@ def test_show_mmdet(merge_test):
         'draw': True,
         'show': True,
         'wait_time': 2,
-        'test_out_dir': 'vis',
+        'test_out_dir': os.path.abspath('vis'),  # the hook would put a relative one below the folder of the log
     }
-    cfg = merge_test(host_config('mmdet'), '--show-dir', 'vis')
-    assert cfg.default_hooks.visualization == {'type': 'DetVisualizationHook', 'draw': True, 'test_out_dir': 'vis'}
 
 
 def test_show_mmseg(merge_test):
-    cfg = merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
-    assert cfg.default_hooks.visualization == {
+    shown = merge_test(host_config('mmseg'), '--show')
+    assert shown.default_hooks.visualization == {
         'type': 'SegVisualizationHook',
         'draw': True,
         'show': True,
         'wait_time': 2,
-        'interval': 1,
     }
-    assert cfg.visualizer.save_dir == 'vis'
-    with pytest.raises(LaunchError, match='--show-dir needs visualizer'):
+    assert shown.visualizer == {'type': 'Visualizer'}
+    local = {'type': 'LocalVisBackend', 'img_save_dir': os.path.abspath('vis')}
+    for given, kept in (
+        (None, []),
+        ([{'type': 'mmengine.LocalVisBackend'}], []),
+        ([{'type': 'LocalVisBackend'}, {'type': 'TensorboardVisBackend'}], [{'type': 'TensorboardVisBackend'}]),
+    ):
+        cfg = host_config('mmseg', visualizer={'type': 'SegLocalVisualizer', 'vis_backends': given})
+        cfg = merge_test(cfg, '--show-dir', 'vis')
+        assert cfg.default_hooks.visualization == {'type': 'SegVisualizationHook', 'draw': True, 'interval': 1}
+        assert cfg.visualizer == {'type': 'SegLocalVisualizer', 'vis_backends': [*kept, local]}
+    with raises(LaunchError, '--show-dir'):
         merge_test(host_config('mmseg', visualizer=None), '--show-dir', 'vis')
+    with raises(LaunchError, '--show-dir'):  # the hook drops the backends when it shows, so the folder stays empty
+        merge_test(host_config('mmseg'), '--show', '--show-dir', 'vis')
+
+
+@pytest.mark.parametrize(('scope', 'kind'), [('mmseg', 'SegLocalVisualizer'), ('mmdet', 'DetLocalVisualizer')])
+def test_show_dir_of_the_real_hooks(merge_test, tmp_path, monkeypatch, scope, kind):
+    """The image lies in the folder itself, as seen from the working directory, and nothing lies elsewhere."""
+    pytest.importorskip('mmcv._ext', reason='the hosts need the compiled operators of mmcv')
+    structures = pytest.importorskip(f'{scope}.structures')
+    monkeypatch.chdir(tmp_path)
+    Image.new('RGB', (48, 32)).save('image.png')
+    visualizer = {'type': kind, 'name': uuid.uuid4().hex, 'vis_backends': [{'type': 'LocalVisBackend'}]}
+    cfg = merge_test(host_config(scope, visualizer=visualizer), '--show-dir', 'vis/own')
+    if scope == 'mmseg':
+        sample = structures.SegDataSample(pred_sem_seg=PixelData(data=torch.ones(1, 32, 48, dtype=torch.long)))
+    else:
+        sample = structures.DetDataSample()
+    sample.set_metainfo({'img_path': 'image.png'})
+    with DefaultScope.overwrite_default_scope(scope):
+        built = VISUALIZERS.build({**cfg.visualizer, 'save_dir': str(tmp_path / 'log')})  # as the runner does it
+        built.dataset_meta = {'classes': ('a', 'b'), 'palette': [[0, 0, 0], [255, 0, 0]]}
+        hook = HOOKS.build(cfg.default_hooks.visualization)
+    runner = SimpleNamespace(work_dir=str(tmp_path / 'work'), timestamp='now', iter=0)
+    for batch in range(2):
+        hook.after_test_iter(runner, batch, None, [sample])
+    (drawn,) = [path for path in tmp_path.rglob('*.*g') if path.name != 'image.png' or path.parent != tmp_path]
+    assert drawn.parent == tmp_path / 'vis' / 'own'
+    assert Image.open(drawn).height == 32
 
 
 @pytest.mark.parametrize(

@@ -136,17 +136,6 @@ def test_what_starts_anew_is_said(folder, capsys):
     assert said(param_scheduler=[dict(type='StepLR')]) == [text]
 
 
-def test_work_dir_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / 'file').touch()
-    with pytest.raises(LaunchError, match=r"--work-dir '.*file/work' cannot be made: Not a directory"):
-        checkpoints.check_work_dir(str(tmp_path / 'file/work'))
-    checkpoints.check_work_dir(str(tmp_path / 'new/work'))
-    assert (tmp_path / 'new/work').is_dir()
-    monkeypatch.setattr(os, 'access', lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(LaunchError, match=r"--work-dir '.*new/work' cannot be written: it is read-only"):
-        checkpoints.check_work_dir(str(tmp_path / 'new/work'))
-
-
 def test_pretrained_weights_that_are_missing(folder):
     def check(path):
         init = dict(type='Pretrained', checkpoint=path)

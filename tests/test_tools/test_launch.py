@@ -1,19 +1,25 @@
 """Whole runs in this process: training, resuming, testing; missing things; safe loading."""
 
+import itertools
 import os
 import pickle
+import re
+import uuid
+import warnings
 from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.registry import DefaultScope
 
 import mmkron
 from mmkron.engine import launch
+from mmkron.engine.console import quiet
 from mmkron.engine.launch import LaunchError
+from support.errors import raises
 from support.tools import CLASSES, make_image_tree
 
 
@@ -46,6 +52,85 @@ def test_config_missing(tmp_path):
         launch.load_config(str(tmp_path / 'a.txt'))
 
 
+BASE = "_base_ = './base{}'\n"
+
+
+@pytest.mark.parametrize(
+    ('files', 'place', 'reason'),
+    [
+        ({'a.py': 'x = 1\n\ny = (\n'}, ('a.py', 3), 'SyntaxError'),
+        ({'a.py': 'x = 1\nreturn x\n'}, ('a.py', 2), 'SyntaxError'),
+        ({'a.py': 'x = 1\ny = z\n'}, ('a.py', 2), "NameError: name 'z'"),
+        ({'a.py': 'def f():\n    return 1 / 0\n\n\nx = f()\n'}, ('a.py', 2), 'ZeroDivisionError'),
+        ({'a.py': "x = dict(y=1)\nz = x['z']\n"}, ('a.py', 2), "KeyError: 'z'"),
+        ({'a.py': "x = 1\nopen('/nowhere')\n"}, ('a.py', 2), 'FileNotFoundError'),
+        ({'a.py': b'x = 1\n# gr\xfcn\n'}, ('a.py', 2), 'UnicodeDecodeError'),
+        ({'a.py': BASE.format('.py'), 'base.py': 'x = 1\ny = [1,\n'}, ('base.py', 2), 'SyntaxError'),
+        ({'a.py': BASE.format('.py'), 'base.py': 'x = 1\ny = z\n'}, ('base.py', 2), "NameError: name 'z'"),
+        ({'a.py': BASE.format('.py'), 'base.py': b'\n\n# gr\xfcn\n'}, ('base.py', 3), 'UnicodeDecodeError'),
+        ({'a.py': BASE.format('.py') + 'x = _base_.y.z\n', 'base.py': 'x = 1\n'}, ('a.py', 2), 'AttributeError'),
+        (
+            {'a.py': BASE.format('.py') + 'x = dict(y=dict(z=1))', 'base.py': 'x = dict(y=1)'},
+            ('a.py', None),
+            'TypeError',
+        ),
+        ({'a.py': BASE.format('.yaml'), 'base.yaml': 'x: 1\ny: [1\nz: 3\n'}, ('base.yaml', 3), 'ParserError'),
+        ({'a.yaml': 'x: 1\ny: {z: 1\n'}, ('a.yaml', 3), 'ParserError'),
+        ({'a.yaml': ''}, ('a.yaml', None), 'it must hold a mapping'),
+        ({'a.json': '{"x": 1,\n "y": }\n'}, ('a.json', 2), 'JSONDecodeError'),
+        ({'a.json': '[1]'}, ('a.json', None), 'it must hold a mapping'),
+        (
+            {
+                'a.py': 'from mmengine.config import read_base\n\nwith read_base():\n    from .base import *\n',
+                'base.py': 'x = y',
+            },
+            ('base.py', 1),
+            "NameError: name 'y'",
+        ),
+        (
+            {'a.py': "custom_imports = dict(imports=['broken_by_test'])", 'broken_by_test.py': '\nx = y'},
+            ('broken_by_test.py', 2),
+            'NameError',
+        ),
+        (
+            {'a.py': "custom_imports = dict(imports=['cut_by_test'])", 'cut_by_test.py': '\nx = ('},
+            ('cut_by_test.py', 2),
+            'SyntaxError',
+        ),
+    ],
+)
+def test_config_faults_name_file_and_line(tmp_path, monkeypatch, files, place, reason):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    top = str(tmp_path / next(iter(files)))
+    file, line = place
+    with raises(LaunchError, 'config', top) as caught:
+        launch.load_config(top)
+    found = re.search(r'cannot be read: (\S+?)(?:, line (\d+))?: (.*)', str(caught.value))
+    assert os.path.samefile(found[1], tmp_path / file)
+    assert found[2] == (line and str(line))
+    assert found[3].startswith(reason)
+
+
+def test_import_that_fails_in_a_module_of_the_config(tmp_path, monkeypatch):
+    """The reason, and not only the module that the config names."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'importing_by_test.py').write_text('import no_such_module\n')
+    (tmp_path / 'a.py').write_text("custom_imports = dict(imports=['importing_by_test'])")
+    with raises(LaunchError, 'importing_by_test') as caught:
+        launch.load_config(str(tmp_path / 'a.py'))
+    assert "No module named 'no_such_module'" in str(caught.value)
+
+
+@pytest.mark.parametrize('model', [None, 3, {}, dict(backbone=dict(type='KANet'))])
+def test_config_without_a_model(tmp_path, train_args, model):
+    path = tmp_path / 'a.py'
+    path.write_text('' if model is None else f'model = {model!r}')
+    with raises(LaunchError, 'model', str(path)):
+        launch.train(train_args(path))
+
+
 def test_hosts_missing(monkeypatch):
 
     def no_module(name):
@@ -69,21 +154,25 @@ def test_hosts_missing(monkeypatch):
 def test_main_speaks_once(capsys, monkeypatch):
 
     def fail(args):
+        print('a line')
+        warnings.warn('a warning', stacklevel=1)
         raise LaunchError('what is wrong')
 
     monkeypatch.setattr(launch.time, 'sleep', lambda seconds: None)
     monkeypatch.delenv('LOCAL_RANK', raising=False)
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit) as stop, pytest.warns(UserWarning, match='a warning'):
         launch.main(fail, Namespace(launcher='none', local_rank=0))
     assert stop.value.code == 'error: what is wrong'
+    assert capsys.readouterr() == ('a line\n', '')
     for launcher, name in (
         ('pytorch', 'LOCAL_RANK'),
         ('slurm', 'SLURM_LOCALID'),
         ('mpi', 'OMPI_COMM_WORLD_LOCAL_RANK'),
     ):
         monkeypatch.setenv(name, '1')
-        with pytest.raises(SystemExit) as stop:
+        with pytest.raises(SystemExit) as stop, warnings.catch_warnings(record=True) as caught:
             launch.main(fail, Namespace(launcher=launcher, local_rank=0))
+        assert caught == []
         assert stop.value.code == 1
     assert capsys.readouterr() == ('', '')
 
@@ -219,7 +308,7 @@ def test_resume_has_the_same_weights(trained, tiny_config, train_args, monkeypat
     )
 
 
-def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_path):
+def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_path, capsys):
     metrics = launch.test(
         test_args(
             tiny_config,
@@ -232,6 +321,8 @@ def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_pat
             tmp_path / 'vis',
         )
     )
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.rsplit(maxsplit=1)[1] for line in last] == [str(tmp_path / 'out.pkl'), str(tmp_path / 'vis')]
     predictions = pickle.loads((tmp_path / 'out.pkl').read_bytes())
     assert len(predictions) == 6
     for prediction in predictions:
@@ -242,6 +333,124 @@ def test_test_run_with_out_and_show_dir(trained, tiny_config, test_args, tmp_pat
     assert sorted(path.name for path in (tmp_path / 'vis').iterdir()) == sorted(
         f'{name}_{i}.JPEG_0.png' for name in CLASSES for i in range(3)
     )
+
+
+@pytest.mark.parametrize(
+    ('option', 'path'),
+    [
+        ('--work-dir', 'file/work'),
+        ('--show-dir', 'file/vis'),
+        ('--out', 'file/out.pkl'),
+        ('--out', 'folder.pkl'),
+        ('--show-dir', '/proc/no/folder'),
+        ('--out', '/proc/out.pkl'),
+    ],
+)
+def test_results_that_cannot_be_written(tiny_config, test_args, tmp_path, monkeypatch, option, path):
+    """This is said before anything is built."""
+    (tmp_path / 'file').touch()
+    (tmp_path / 'folder.pkl').mkdir()
+    torch.save({'state_dict': {}, 'meta': {}}, tmp_path / 'a.pth')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, 'check_load_from', lambda cfg, argument: None)
+    monkeypatch.setattr(launch, 'build_runner', lambda cfg: pytest.fail('a runner was built'))
+    with raises(LaunchError, option, path):
+        launch.test(test_args(tiny_config, 'a.pth', option, path))
+
+
+def test_results_are_written_over(tmp_path):
+    path = tmp_path / 'new' / 'a.pkl'
+    launch.check_writable(str(path), '--out', is_file=True)
+    assert list(path.parent.iterdir()) == []  # nothing is left behind
+    path.write_bytes(b'old')
+    launch.check_writable(str(path), '--out', is_file=True)
+    assert path.read_bytes() == b'old'
+    launch.check_writable('s3://bucket/a.pkl', '--out', is_file=True)
+    assert not os.path.exists('s3:')
+
+
+# ------------------------------------------------------------------------------------------------------- console
+
+
+def console_and_file(capsys, work):
+    """The lines of the console, and the text of the log file."""
+    return capsys.readouterr().out.splitlines(), next(work.rglob('*.log')).read_text()
+
+
+def summary_of(lines):
+    """The rows of the summary, which ends where the next record of the log begins."""
+    start = next(i for i, line in enumerate(lines) if line.endswith(' starts'))
+    rows = itertools.takewhile(lambda line: line.startswith('  '), lines[start + 1 :])
+    return start, dict(line.strip().split(maxsplit=1) for line in rows)
+
+
+@pytest.mark.parametrize('flexible', [False, True])
+def test_console_of_a_training(tiny_config, train_args, tmp_path, capsys, monkeypatch, flexible):
+    """At most twelve lines before the first of the training, and nothing of it is lacking in the file."""
+    monkeypatch.setattr(Config, 'pretty_text', 'model = dict()')  # formatting takes seconds
+    config, work = tmp_path / 'own.py', tmp_path / 'work'
+    config.write_text(
+        tiny_config.read_text()
+        + f'experiment_name = {uuid.uuid4().hex!r}\n'
+        + "default_hooks['logger'] = dict(type='LoggerHook', interval=1)\n"
+        + "runner_type = 'FlexibleRunner'\n" * flexible
+    )
+    runner = launch.train(train_args(config, '--work-dir', work))
+    lines, log = console_and_file(capsys, work)
+    first = next(i for i, line in enumerate(lines) if 'Epoch(train)' in line)
+    start, rows = summary_of(lines)
+    assert first <= 12
+    for text in ('System environment', 'Config:', 'Hooks will be executed', 'will be deprecated'):
+        assert text in log
+        assert not any(text in line for line in lines), text
+    count = sum(weight.numel() for weight in runner.model.parameters())
+    assert rows['config'] == str(config)
+    assert rows['model'].startswith('ImageClassifier of MobileNetV2, GlobalAveragePooling, LinearClsHead: ')
+    assert f' {count:,} parameters, on {next(runner.model.parameters()).device}' in rows['model']
+    assert rows['train'] == 'ImageNet of 6 samples, 4 per batch'
+    assert rows['val'] == 'ImageNet of 6 samples, 4 per batch'
+    assert rows['classes'] == '2: a, b'
+    assert rows['length'] == '1 epochs of 2 iterations'
+    assert rows['weights'] == 'initialized at random'
+    assert rows['results'] == str(work)
+    assert os.path.isfile(rows['log'])
+    assert os.path.samefile(rows['log'], next(work.rglob('*.log')))
+    assert all(line in log for line in lines[start + 1 : first])
+    assert any('Saving checkpoint' in line for line in lines[first:])  # the console stays open
+
+
+def test_console_of_a_resumed_training_and_a_test(trained, tiny_config, train_args, test_args, capsys, monkeypatch):
+    monkeypatch.setattr(Config, 'pretty_text', 'model = dict()')
+    capsys.readouterr()
+    checkpoint = str(trained / 'epoch_1.pth')
+    own = ['--cfg-options', f'experiment_name={uuid.uuid4().hex}', 'train_cfg.max_epochs=2']
+    launch.train(train_args(tiny_config, '--work-dir', trained, '--resume', *own))
+    lines = capsys.readouterr().out.splitlines()
+    rows = summary_of(lines)[1]
+    assert rows['weights'] == f'resumed from {checkpoint}, after epoch 1, iteration 2'
+    assert rows['length'] == '2 epochs of 2 iterations'
+    own = ['--cfg-options', f'experiment_name={uuid.uuid4().hex}']
+    launch.test(test_args(tiny_config, checkpoint, '--work-dir', trained / 'test', *own))
+    lines, _ = console_and_file(capsys, trained / 'test')
+    start, rows = summary_of(lines)
+    assert start <= 3
+    assert rows.keys() == {'config', 'model', 'test', 'classes', 'weights', 'results', 'log'}
+    assert rows['weights'] == f'from {checkpoint}'
+    assert rows['test'] == 'ImageNet of 6 samples, 4 per batch'
+    assert any('accuracy/top1' in line for line in lines[start:])
+
+
+def test_warnings_and_what_comes_before_a_failure_reach_the_console(capsys, tmp_path):
+    logger = MMLogger(uuid.uuid4().hex, log_file=str(tmp_path / 'a.log'))
+    assert quiet(logger) is logger
+    logger.info('a dump')
+    logger.warning('a warning')
+    logger.warning('a warning')
+    logger.warning('"FileClient" will be deprecated in future')
+    logger.error('an error')
+    said = [line.rsplit(' - ', 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert said == ['a warning', 'an error']
+    assert 'a dump' in (tmp_path / 'a.log').read_text()
 
 
 def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
