@@ -20,7 +20,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, RUNNERS, DefaultScope
-from mmengine.runner import Runner, checkpoint
+from mmengine.runner import Runner
 
 from mmkron.data_checks.files import (
     describe_misfits,
@@ -32,16 +32,16 @@ from mmkron.data_checks.files import (
 )
 from mmkron.engine.checkpoints import (
     check_checkpoints,
-    check_load_from,
-    check_pretrained,
     check_work_dir,
     checkpoint_path,
+    read_load_from,
     refusal,
     safe_loading,
 )
 from mmkron.engine.compat import remedy_of
 from mmkron.engine.data_faults import data_faults
 from mmkron.engine.errors import LaunchError
+from mmkron.engine.fit import check_fit, check_start, watch_pretrained
 from mmkron.engine.hooks import ResumeHook
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
@@ -81,10 +81,12 @@ def train(args: Namespace) -> Runner:
             f'AmpOptimWrapper; found only {get_device()!r}'
         )
     check_data(cfg, args.config, ('train', 'val'))
-    check_checkpoints(cfg)
+    content = check_checkpoints(cfg)
     check_work_dir(cfg.work_dir)
     with environment(cfg, args):
         runner = build_runner(cfg)
+        check_start(runner, cfg, content)
+        del content  # as large as the model and its optimizer
         try:
             with data_faults(runner):
                 runner.train()
@@ -109,10 +111,13 @@ def test(args: Namespace) -> dict:
     """
     cfg = merge_test_args(load_config(args.config), args)
     check_data(cfg, args.config, ('test',))
-    check_load_from(cfg, 'checkpoint')
+    content = read_load_from(cfg, 'checkpoint')
     check_work_dir(cfg.work_dir)
     with environment(cfg, args):
         runner = build_runner(cfg)
+        hint = '--allow-partial tests it nevertheless'
+        check_fit(runner.model, cfg.load_from, content, 'checkpoint', whole=not args.allow_partial, hint=hint)
+        del content
         with data_faults(runner):
             return runner.test()
 
@@ -431,21 +436,14 @@ def build_model(cfg: Config, device: str, layer: type, what: str) -> torch.nn.Mo
         raise LaunchError('the config has no model')
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    if cfg.load_from is None:
-        check_pretrained(cfg)
     torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     if not any(isinstance(module, layer) for module in model.modules()):
         raise LaunchError(f'the model has no {what}')
-    try:
-        if cfg.load_from is None:
-            model.init_weights()
-        else:
-            checkpoint.load_checkpoint(model, cfg.load_from, map_location='cpu', strict=True, logger='current')
-    except (EOFError, OSError, RuntimeError) as error:
-        reason = ' '.join(str(error).split()) or 'the file is empty or cut off'
-        weights = cfg.load_from or 'what the config starts from'
-        raise LaunchError(f'{weights} cannot be loaded into the model: {reason:.600}') from error
+    if cfg.load_from is None:
+        watch_pretrained(model)
+        model.init_weights()
+    check_fit(model, cfg.load_from, None, 'checkpoint', whole=True)
     try:
         return model.to(device).eval()
     except (AssertionError, RuntimeError) as error:
