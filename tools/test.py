@@ -17,6 +17,11 @@ def parse_args(argv: Optional[list] = None) -> argparse.Namespace:
     )
     parser.add_argument('--out', help='keep the predictions: a .pkl file; with MMSegmentation a folder for label maps')
     parser.add_argument(
+        '--allow-partial',
+        action='store_true',
+        help='test a checkpoint that leaves tensors of the model unset; else it is refused',
+    )
+    parser.add_argument(
         '--tta',
         action='store_true',
         help='test-time augmentation: tta_model and tta_pipeline of the '

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import os.path as osp
 import pickle
-from collections.abc import Iterable, Iterator
+import re
+import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +20,10 @@ from mmengine.utils import digit_version
 
 from mmkron.engine.errors import LaunchError
 
-# What MMEngine reads from a checkpoint to go on from, and what may lack: CheckpointHook(save_optimizer=False).
+# What MMEngine needs from a checkpoint to resume from it; CheckpointHook(save_optimizer=False) leaves out the rest.
 RESUMED = ('state_dict', 'message_hub', 'meta')
-OPTIONAL = {'optimizer': 'the optimizer', 'param_schedulers': 'the schedules'}
-_NO_PICKLE = ('Unsupported operand', 'String is too long', 'Ran out of input')
+# Texts by which PyTorch refuses what could run code. All other errors come from files that are damaged.
+_REFUSED = re.compile('GLOBAL|reduce|Can only (create|build)|attribute .* is not part')
 
 
 class DamagedError(LaunchError):
@@ -61,8 +63,8 @@ def safe_loading() -> Iterator[None]:
     allow_checkpoint_globals()
     name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
     before = os.environ.get(name)
-    if hasattr(checkpoint, '_safe_torch_load'):
-        # OneDL's MMEngine reads a file that the check refuses once more without it; torch can forbid that.
+    if digit_version(torch.__version__) >= digit_version('2.6'):
+        # Downloads by torch.hub, and what OneDL's MMEngine reads once more after a refusal, turn the check off.
         os.environ[name] = '1'
     try:
         yield
@@ -72,13 +74,13 @@ def safe_loading() -> Iterator[None]:
             os.environ[name] = before
 
 
-def refusal(error: pickle.UnpicklingError) -> str:
-    """Why PyTorch's check refused a file; empty if it did not, or the file is no pickle at all."""
-    if 'Weights only load failed' not in str(error):
+def refusal(error: BaseException) -> str:
+    """Why PyTorch's check refused a file; empty if it did not, as with a file that is damaged."""
+    if not isinstance(error, pickle.UnpicklingError):
         return ''
     # The text of the outer error says how to turn the check off, which is no advice to pass on.
     reason = str(error.__context__ or error).split(' Please use')[0].strip()
-    return '' if any(text in reason for text in _NO_PICKLE) else reason
+    return reason if _REFUSED.search(reason) else ''
 
 
 # ------------------------------------------------------------------------------------------------------- checks
@@ -91,155 +93,148 @@ def checkpoint_path(path: str, argument: str) -> str:
     return path
 
 
-def read_whole(path: str, argument: str) -> Any:
-    """The content of a local checkpoint on the CPU, every byte of it read.
+def read_whole(path: str | os.PathLike, argument: str) -> Any:
+    """Read a checkpoint to the CPU, each byte of it, without running its code.
+
+    The archives that ``torch.save`` writes hold checksums, which ``torch.load`` does not compare. That is done here,
+    which takes half a second of CPU time per GB. The format before PyTorch 1.6 has none.
+
+    Args:
+        path: A local file or a URL.
+        argument: What a message calls it.
 
     Raises:
         DamagedError: The file cannot be read, or not to its end.
         LaunchError: It holds more than weights and MMEngine's own records.
     """
-    allow_checkpoint_globals()
+    path = os.fspath(path)
     try:
-        return torch.load(path, map_location='cpu', weights_only=True)
-    except pickle.UnpicklingError as error:
+        with safe_loading():
+            if '://' in path:
+                return checkpoint.CheckpointLoader.load_checkpoint(path, map_location='cpu')
+            _compare_checksums(path)
+            return torch.load(path, map_location='cpu', weights_only=True)
+    except Exception as error:  # a damaged file can make the reader raise anything
         reason = refusal(error)
         if reason:
             raise LaunchError(
                 f"{argument} {path} is refused: it holds more than weights and MMEngine's own records, and reading "
                 f'that could run code. {reason}'
             ) from error
-        raise DamagedError(f'{argument} {path} is no checkpoint that can be read: the file is damaged') from error
-    except (OSError, RuntimeError, EOFError, ValueError, LookupError) as error:
-        reason = ' '.join(str(error).split()) or 'the file is empty'
-        raise DamagedError(f'{argument} {path} is damaged or cut off: {reason:.300}') from error
+        reason = ' '.join(str(error).split())
+        if not reason or 'weights_only' in reason or 'Weights only' in reason:
+            reason = 'it has no content that PyTorch reads without running code'
+        raise DamagedError(f'{argument} {path} is damaged or cut off: {type(error).__name__}: {reason:.300}') from error
 
 
-def pretrained(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yields (dotted key, path) of the files that ``init_cfg=dict(type='Pretrained')`` names, below ``node``."""
-    if isinstance(node, dict):
-        path = node.get('checkpoint')
-        if str(node.get('type')).rsplit('.', 1)[-1] == 'Pretrained' and isinstance(path, str):
-            yield f'{key}.checkpoint', path
-        for name, child in node.items():
-            yield from pretrained(child, f'{key}.{name}')
-    elif isinstance(node, (list, tuple)):
-        for i, child in enumerate(node):
-            yield from pretrained(child, f'{key}.{i}')
+def _compare_checksums(path: str) -> None:
+    with open(path, 'rb') as file:
+        if file.read(4) != b'PK\3\4':
+            return
+    with zipfile.ZipFile(path) as archive:
+        broken = archive.testzip()
+    if broken is not None:
+        raise zipfile.BadZipFile(f'the checksum of {broken} is wrong')
 
 
-def check_pretrained(cfg: Config) -> None:
-    """Reads the local files that the ``init_cfg`` of the model name, before anything is built.
-
-    Raises:
-        LaunchError: One is missing, damaged or refused.
-    """
-    for key, path in pretrained(cfg.get('model'), 'model'):
-        if '://' not in path:
-            read_whole(checkpoint_path(osp.expanduser(path), key), key)
+def state_dict_of(content: Any, source: str) -> dict:
+    """The weights in a checkpoint: itself, or what is under ``state_dict``; raises LaunchError if that is no dict."""
+    weights = content.get('state_dict', content) if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
+        raise LaunchError(f'{source} holds no weights: it must be a state dict, or have one under state_dict')
+    return weights
 
 
-def check_load_from(cfg: Config, argument: str) -> Any:
-    """The content of ``cfg.load_from``, which the message calls ``argument``; None if that is unset or remote.
+def read_load_from(cfg: Config, argument: str) -> Any:
+    """The content of ``cfg.load_from``, which the message calls ``argument``; None if it is unset, remote or a folder.
 
-    MMEngine reads the file again, so this adds the time of one ``torch.load`` to the start.
+    MMEngine reads the file again, so this adds the time of one :func:`read_whole` to the start.
 
     Raises:
         LaunchError: It is missing, damaged or refused.
     """
     path = cfg.get('load_from')
-    return None if path is None or '://' in path else read_whole(checkpoint_path(path, argument), argument)
+    if path is None or '://' in path or osp.isdir(path):
+        return None
+    return read_whole(checkpoint_path(path, argument), argument)
 
 
-def check_checkpoints(cfg: Config) -> None:
+def check_checkpoints(cfg: Config) -> Any:
     """Finds the checkpoint to resume from, and reads each local file that a training starts from.
 
     ``cfg.resume`` without ``cfg.load_from`` picks by :func:`newest_checkpoint`; then ``cfg.load_from`` is what it
     found, or ``cfg.resume`` is False.
 
+    Returns:
+        The content of ``cfg.load_from``; None if there is none, or it is remote or a folder with one file per process.
+
     Raises:
         LaunchError: A file is missing, damaged or refused, or does not hold what a resumed training needs.
     """
-    check_pretrained(cfg)
-    if cfg.get('resume') and cfg.get('load_from') is None:
-        cfg.load_from = newest_checkpoint(cfg)
+    if not cfg.get('resume'):
+        return read_load_from(cfg, 'load_from')
+    if cfg.get('load_from') is None:
+        cfg.load_from, content = newest_checkpoint(cfg)
         cfg.resume = cfg.load_from is not None
-        return
-    content = check_load_from(cfg, '--resume' if cfg.get('resume') else 'load_from')
-    if not cfg.get('resume') or content is None:
-        return
-    lacking = _lacking(content)
-    if lacking:
-        raise LaunchError(
-            f'--resume {cfg.load_from}: it lacks {", ".join(lacking)}, so it is no checkpoint to go on from; to start '
-            f'from its weights set load_from={cfg.load_from!r} in the config'
-        )
-    _say_what_starts_anew(cfg, cfg.load_from, content)
+    else:
+        content = read_load_from(cfg, '--resume')
+        lacking = [] if content is None else _lacking(content)
+        if lacking:
+            raise LaunchError(
+                f'--resume {cfg.load_from}: it lacks {", ".join(lacking)}, so it is no checkpoint to go on from; to '
+                f'start from its weights set load_from={cfg.load_from!r} in the config'
+            )
+    if content is not None and 'optimizer' not in content:
+        print(f'--resume {cfg.load_from}: it lacks the state of the optimizer, which starts anew', flush=True)
+    return content
 
 
 def _lacking(content: Any) -> list[str]:
-    present = content if isinstance(content, dict) else {}
-    return [key for key in RESUMED if key not in present]
-
-
-def _say_what_starts_anew(cfg: Config, path: str, present: Iterable[str]) -> None:
-    """Says on stdout what a training by ``cfg`` misses in a checkpoint that holds ``present``."""
-    used = [key for key in OPTIONAL if key != 'param_schedulers' or cfg.get('param_scheduler')]
-    lacking = ' and '.join(OPTIONAL[key] for key in used if key not in present)
-    if lacking:
-        print(f'--resume {path}: it lacks the state of {lacking}, which starts anew', flush=True)
+    """Return which parts of a checkpoint to resume from are missing or not what MMEngine writes."""
+    content = content if isinstance(content, dict) else {}
+    lacking = [key for key in RESUMED if not isinstance(content.get(key), dict)]
+    meta = {} if 'meta' in lacking else content['meta']
+    return lacking + [f'meta.{key}' for key in ('epoch', 'iter') if meta and not isinstance(meta.get(key), int)]
 
 
 # ------------------------------------------------------------------------------------------------------- resuming
 
 
-def newest_checkpoint(cfg: Config) -> str | None:
+def newest_checkpoint(cfg: Config) -> tuple[str | None, Any]:
     """The newest checkpoint of ``cfg.work_dir`` that loads whole; says on stdout which were passed over and why.
 
-    MMEngine's ``last_checkpoint`` names the one that was written last. It is taken unless it does not load whole, or a
-    younger file has come further, as after a kill between the write of a checkpoint and that of ``last_checkpoint``.
+    The one that MMEngine's ``last_checkpoint`` names comes first, then the others, the youngest first.
 
     Returns:
-        Its path; None if the folder has no checkpoint, so that a training starts from the beginning.
+        Its path and content; no content of a folder with one file per process, and neither if there is none, so that
+        a training starts from the beginning.
 
     Raises:
         LaunchError: None of the checkpoints there loads whole, or one is refused.
     """
-    named, paths = _candidates(cfg)
-    if named is not None and osp.isdir(named):  # shards, one file a process
-        return named
-    found: dict[str, int] = {}
-    parts: dict[str, list] = {}
-    passed, seen = 0, named is None
+    paths = _candidates(cfg)
     for path in paths:
-        seen = seen or path == named
         try:
-            content = read_whole(path, 'checkpoint')
-            lacking = _lacking(content)
+            content = None if osp.isdir(path) else read_whole(path, 'checkpoint')
+            lacking = [] if content is None else _lacking(content)
             if lacking:
                 raise DamagedError(f'checkpoint {path} lacks {", ".join(lacking)}')
-            found[path], parts[path] = content['meta'].get('iter', 0), list(content)
         except DamagedError as error:
             print(f'--resume passes over {error}', flush=True)
-            passed += 1
-        if seen and found:
-            break
-    if not found and passed:
+        else:
+            print(f'--resume goes on from {path}', flush=True)
+            return path, content
+    if paths:
         raise LaunchError(
-            f'--resume: none of the {passed} checkpoints in {cfg.work_dir} loads whole; remove them to start from the '
-            'beginning'
+            f'--resume: none of the {len(paths)} checkpoints in {cfg.work_dir} loads whole; remove them to start from '
+            'the beginning'
         )
-    if not found:
-        print(f'--resume: no checkpoint in {cfg.work_dir}, so the training starts from the beginning', flush=True)
-        return None
-    # In the order of `paths`, the youngest first; `max` keeps the first of equals.
-    best = max(found, key=found.__getitem__) if named in found else next(iter(found))
-    print(f'--resume goes on from {best}', flush=True)
-    _say_what_starts_anew(cfg, best, parts[best])
-    return best
+    print(f'--resume: no checkpoint in {cfg.work_dir}, so the training starts from the beginning', flush=True)
+    return None, None
 
 
-def _candidates(cfg: Config) -> tuple[str | None, list[str]]:
-    """The path that ``last_checkpoint`` names, if that is there, and all paths, the youngest first."""
+def _candidates(cfg: Config) -> list[str]:
+    """The checkpoints of ``cfg.work_dir`` in the order in which they are tried."""
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     folders = [cfg.work_dir]
     if hook.get('out_dir'):
@@ -251,17 +246,18 @@ def _candidates(cfg: Config) -> tuple[str | None, list[str]]:
     except (OSError, UnicodeDecodeError):
         last = ''
     if last:  # written as seen from the folder where the training started, which may have moved since
-        for path in (last, *(osp.join(folder, osp.basename(last)) for folder in folders)):
-            if osp.exists(path):
-                named = path
-                folders.append(osp.dirname(path) or '.')
-                break
-        else:
+        places = (last, *(osp.join(folder, osp.basename(last)) for folder in folders))
+        named = next(filter(osp.exists, places), None)
+        if named is None:
             print(f'--resume passes over {last}, which last_checkpoint names: there is no such file', flush=True)
-    paths: dict[str, str] = {} if named is None else {osp.realpath(named): named}
-    for folder in folders:
-        for name in sorted(os.listdir(folder)) if osp.isdir(folder) else ():
-            path = osp.join(folder, name)
-            if name.endswith('.pth') and not name.startswith('best_') and osp.isfile(path):
-                paths.setdefault(osp.realpath(path), path)
-    return named, sorted(paths.values(), key=osp.getmtime, reverse=True)
+        else:
+            folders.append(osp.dirname(named) or '.')
+    found: dict[str, str] = {}
+    for folder in filter(osp.isdir, folders):
+        for path in (osp.join(folder, name) for name in sorted(os.listdir(folder))):
+            if path.endswith('.pth') and not osp.basename(path).startswith('best_') and osp.isfile(path):
+                found.setdefault(osp.realpath(path), path)
+    if named is not None:
+        found.pop(osp.realpath(named), None)
+    paths = sorted(found.values(), key=osp.getmtime, reverse=True)
+    return paths if named is None else [named, *paths]

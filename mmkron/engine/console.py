@@ -16,7 +16,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from mmkron.engine.checkpoints import pretrained
+from mmkron.engine.fit import find_pretrained
 
 
 class _WarningsAlone(logging.Filter):
@@ -106,5 +106,5 @@ def _describe_weights(runner: Runner) -> str:
     path = runner.cfg.get('load_from')
     if path is not None and runner.cfg.get('resume'):
         return f'resumed from {path}, after epoch {runner.epoch}, iteration {runner.iter}'
-    files = [path] if path is not None else [file for _, file in pretrained(runner.cfg.get('model'), 'model')]
+    files = [path] if path is not None else [config['checkpoint'] for *_, config in find_pretrained(runner.model)]
     return f'from {", ".join(files)}' if files else 'initialized at random'

@@ -35,6 +35,7 @@ class FlexibleRunner(MMEngineFlexibleRunner):
         """The runner that ``cfg`` describes."""
         runner = super().from_cfg(cfg)
         runner._compile = cfg.get('compile', False)
+        runner.model = runner.strategy.build_model(runner.model)  # what a checkpoint must fit, before it is wrapped
         return runner
 
     def _log_env(self) -> None:

@@ -23,15 +23,14 @@ from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, RUNNERS, DefaultScope
-from mmengine.runner import Runner, checkpoint
+from mmengine.runner import Runner
 
 from mmkron import data_checks
 from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.engine.checkpoints import (
     check_checkpoints,
-    check_load_from,
-    check_pretrained,
     checkpoint_path,
+    read_load_from,
     refusal,
     safe_loading,
 )
@@ -39,6 +38,7 @@ from mmkron.engine.compat import remedy_of
 from mmkron.engine.console import QuietRunner, SayStart
 from mmkron.engine.data_faults import data_faults
 from mmkron.engine.errors import LaunchError, describe_config_error
+from mmkron.engine.fit import check_fit, check_start, watch_pretrained
 from mmkron.engine.hooks import ResumeHook
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
@@ -90,10 +90,12 @@ def train(args: Namespace) -> Runner:
             f'AmpOptimWrapper; found only {get_device()!r}'
         )
     check_data(cfg, args.config, ('train', 'val'))
-    check_checkpoints(cfg)
+    content = check_checkpoints(cfg)
     check_writable(cfg.work_dir, '--work-dir')
     with environment(cfg, args):
         runner = build_runner(cfg)
+        check_start(runner, cfg, content)
+        del content  # as large as the model and its optimizer
         runner.register_hook(SayStart())
         try:
             with data_faults(runner):
@@ -119,7 +121,7 @@ def test(args: Namespace) -> dict:
     """
     cfg = merge_test_args(load_config(args.config), args)
     check_data(cfg, args.config, ('test',))
-    check_load_from(cfg, 'checkpoint')
+    content = read_load_from(cfg, 'checkpoint')
     check_writable(cfg.work_dir, '--work-dir')
     if args.show_dir is not None:
         check_writable(args.show_dir, '--show-dir')
@@ -127,6 +129,9 @@ def test(args: Namespace) -> dict:
         check_writable(args.out, '--out', is_file=cfg.get('default_scope') != 'mmseg')
     with environment(cfg, args):
         runner = build_runner(cfg)
+        hint = '--allow-partial tests it nevertheless'
+        check_fit(runner.model, cfg.load_from, content, 'checkpoint', whole=not args.allow_partial, hint=hint)
+        del content
         runner.register_hook(SayStart())
         with data_faults(runner):
             metrics = runner.test()
@@ -464,21 +469,14 @@ def build_model(cfg: Config, device: str, layer: type, what: str) -> torch.nn.Mo
     """
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    if cfg.load_from is None:
-        check_pretrained(cfg)
     torch.manual_seed((cfg.get('randomness') or {}).get('seed') or 0)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     if not any(isinstance(module, layer) for module in model.modules()):
         raise LaunchError(f'the model has no {what}')
-    try:
-        if cfg.load_from is None:
-            model.init_weights()
-        else:
-            checkpoint.load_checkpoint(model, cfg.load_from, map_location='cpu', strict=True, logger='current')
-    except (EOFError, OSError, RuntimeError) as error:
-        reason = ' '.join(str(error).split()) or 'the file is empty or cut off'
-        weights = cfg.load_from or 'what the config starts from'
-        raise LaunchError(f'{weights} cannot be loaded into the model: {reason:.600}') from error
+    if cfg.load_from is None:
+        watch_pretrained(model)
+        model.init_weights()
+    check_fit(model, cfg.load_from, None, 'checkpoint', whole=True)
     try:
         return model.to(device).eval()
     except (AssertionError, RuntimeError) as error:

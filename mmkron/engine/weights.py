@@ -67,14 +67,13 @@ def permit(allowed: Sequence[type]):
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise LaunchError(f'SRC {path} needs the package safetensors, which is not installed') from error
     try:
         return load_file(path)
-    except SafetensorError as error:
-        raise LaunchError(f'SRC {path} is no file of safetensors: {error}') from error
+    except Exception as error:  # as in read_whole
+        raise LaunchError(f'SRC {path} is no file of safetensors: {type(error).__name__}: {error}') from error
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:

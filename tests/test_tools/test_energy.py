@@ -264,9 +264,9 @@ def test_bad_input(report, classifier, tiny_config, tmp_path):
     for argv, message in (
         (('gone.py', 'a.pth'), "config is not a file: 'gone.py'"),
         (('classifier.py', 'gone.pth'), "checkpoint is not a file: 'gone.pth'"),
-        (('classifier.py', 'other.pth'), 'other.pth cannot be loaded into the model: .*backbone.x'),
-        (('classifier.py', 'empty.pth'), 'empty.pth cannot be loaded into the model'),
-        (('classifier.py', 'evil.pth'), 'evil.pth is refused: it holds more than weights'),
+        (('classifier.py', 'other.pth'), 'checkpoint other.pth does not fit the model: it sets 0 of .*backbone.x'),
+        (('classifier.py', 'empty.pth'), 'checkpoint empty.pth is damaged or cut off'),
+        (('classifier.py', 'evil.pth'), 'checkpoint evil.pth is refused: it holds more than weights'),
         (('tiny.py', 'none'), 'the model has no spiking layer of mmkron'),
         (('classifier.py', 'a.pth', '--batches', 0), '--batches must be at least 1, got 0'),
         (('classifier.py', 'a.pth', '--device', 'nowhere'), '--device nowhere: '),

@@ -363,10 +363,10 @@ def test_bad_files(draws, segmentor, image, tmp_path, tiny_config):
         (segmentor, 'gone.pth', image, "checkpoint is not a file: 'gone.pth'"),
         (segmentor, 'none', 'gone.png', "image 'gone.png' cannot be read: .*No such file"),
         (segmentor, 'none', 'cut.png', "image 'cut.png' cannot be read: .*cannot be decoded"),
-        (segmentor, 'other.pth', image, 'other.pth cannot be loaded into the model: .*backbone.x'),
-        (segmentor, 'list.pth', image, 'list.pth cannot be loaded into the model: No state_dict found'),
-        (segmentor, 'empty.pth', image, 'empty.pth cannot be loaded into the model: the file is empty'),
-        (segmentor, 'cut.pth', image, 'cut.pth cannot be loaded into the model'),
+        (segmentor, 'other.pth', image, 'checkpoint other.pth does not fit the model: it sets 0 of .*backbone.x'),
+        (segmentor, 'list.pth', image, 'checkpoint list.pth holds no weights'),
+        (segmentor, 'empty.pth', image, 'checkpoint empty.pth is damaged or cut off'),
+        (segmentor, 'cut.pth', image, 'checkpoint cut.pth is damaged or cut off'),
         (tiny_config, 'none', image, 'the model has no KroneckerAttention2d layer'),
     ):
         with pytest.raises(SystemExit) as stop:
@@ -424,5 +424,5 @@ def test_unsafe_checkpoint_is_refused(draws, segmentor, image, tmp_path):
     torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(tmp_path / 'proof')}, tmp_path / 'evil.pth')
     with pytest.raises(SystemExit) as stop:
         draws(segmentor, 'evil.pth', image, '--pixel', 0, 0)
-    assert re.match(r'error: evil\.pth is refused.*mkdir', stop.value.code)
+    assert re.match(r'error: checkpoint evil\.pth is refused.*mkdir', stop.value.code)
     assert not (tmp_path / 'proof').exists()

@@ -357,6 +357,23 @@ def test_the_best_of_another_folder_stays(train, tmp_path, monkeypatch):
     assert best == {'first': ['epoch_1.pth'], 'third': ['epoch_3.pth']}
 
 
+def test_only_its_own_leftovers_are_removed(tmp_path):
+    """Not a user's files and folders of the same suffix."""
+    own = ['epoch_3.pth', 'iter_40.pth', 'best_accuracy_top1_epoch_2.pth', 'interrupted_iter_7.pth', 'last_checkpoint']
+    users = ['notes', 'data', 'weights.pth', 'epoch_3', 'epoch_x.pth', 'best.pth', 'my_epoch_3.pth']
+    for name in own + users:
+        (tmp_path / f'{name}.partial').write_text(name)
+    for name in ('photos', 'epoch_4.pth'):
+        (tmp_path / f'{name}.partial').mkdir()
+        (tmp_path / f'{name}.partial/a').touch()
+    log = SimpleNamespace(info=str)
+    CheckpointHook().before_train(SimpleNamespace(work_dir=str(tmp_path), logger=log))
+    left = {path.name.removesuffix('.partial') for path in tmp_path.iterdir()}
+    assert left == {*users, 'photos', 'epoch_4.pth'}
+    CheckpointHook().before_train(SimpleNamespace(work_dir=str(tmp_path), logger=log, strategy=None))  # writes shards
+    assert {path.name.removesuffix('.partial') for path in tmp_path.iterdir()} == {*users, 'photos'}
+
+
 def test_interrupted_stays_until_a_regular_one_is_there(tmp_path):
     """A validation without a new best writes none."""
     hub, log = SimpleNamespace(runtime_info={'best_score': 1}, get_info=lambda key: 1), SimpleNamespace(info=str)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from mmengine.registry import MODELS, DefaultScope
 
 from mmkron.engine import launch
 from mmkron.engine.launch import LaunchError
@@ -61,7 +62,9 @@ def test_test(evil, tiny_config, test_args, tmp_path):
 
 def test_test_reads_no_pretrained_weights(evil, tiny_config, test_args, tmp_path):
     """Those of the checkpoint count, so the file need not be there either."""
-    torch.save(dict(state_dict={}), tmp_path / 'a.pth')
+    cfg = launch.load_config(str(tiny_config))
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), tmp_path / 'a.pth')
     for path in (evil, 'gone.pth'):
         config = tmp_path / f'{path == evil}.py'
         shutil.copy(tiny_config, config)

@@ -33,7 +33,8 @@ def publish(src: Path, dst: Path) -> Path:
         OSError: the file cannot be written.
     """
     checkpoint = read_checkpoint(src)
-    lacking = [key for key in ('state_dict', 'meta') if not isinstance(checkpoint, dict) or key not in checkpoint]
+    parts = checkpoint if isinstance(checkpoint, dict) else {}
+    lacking = [key for key in ('state_dict', 'meta') if not isinstance(parts.get(key), dict)]
     if lacking:
         raise LaunchError(f'SRC {src} must be a checkpoint of MMEngine; it lacks {" and ".join(lacking)}')
     content = dump(dict(meta=plain(checkpoint['meta']), state_dict=checkpoint['state_dict']))
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     try:
         path = publish(args.src, args.dst)
-    except (LaunchError, OSError) as error:
+    except (LaunchError, OSError, RecursionError) as error:
         raise SystemExit(f'error: {error}') from None
     print(f'{path}: {args.src.stat().st_size:,} -> {path.stat().st_size:,} bytes')
 

@@ -17,6 +17,8 @@ from mmkron.registry import HOOKS
 
 PARTIAL = '.partial'
 INTERRUPTED = 'interrupted_iter_{}.pth'
+# What a killed process leaves of a file that it was writing. Names by a filename_tmpl are replaced when they recur.
+_WRITTEN = re.compile(r'((best_.+_|interrupted_)?(epoch|iter)_\d+\.pth|last_checkpoint)' + re.escape(PARTIAL))
 
 
 @HOOKS.register_module()
@@ -44,8 +46,9 @@ class CheckpointHook(MMEngineCheckpointHook):
         best.update({key: self._here(path) for key, path in best.items() if path})
         if is_main_process() and osp.isdir(self.out_dir):
             for name in os.listdir(self.out_dir):
-                if name.endswith(PARTIAL):
-                    _remove(osp.join(self.out_dir, name))
+                path = osp.join(self.out_dir, name)
+                if _WRITTEN.fullmatch(name) and (osp.isfile(path) or hasattr(runner, 'strategy')):
+                    _remove(path)
 
     def _here(self, path: str) -> str:
         """Where a file lies now whose folder has moved."""
