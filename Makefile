@@ -25,13 +25,13 @@ demo-spiking:  ## train a small spiking QKFormer on digits, then show its firing
 
 test:  ## run all tests in the full environment (its first making compiles mmcv)
 	.dev_scripts/setup_env.sh test
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest tests
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses auto tests
 
 test-openmmlab: test  ## the same: .venv has the original OpenMMLab packages
 
 test-onedl:  ## run all tests on the OneDL packages, in an environment of their own
 	.dev_scripts/setup_env.sh onedl
-	OMP_NUM_THREADS=1 .venv-onedl/bin/python -m pytest tests
+	OMP_NUM_THREADS=1 .venv-onedl/bin/python -m pytest --numprocesses auto tests
 
 lint:  ## check style and format with ruff
 	.dev_scripts/setup_env.sh lint

@@ -215,6 +215,7 @@ def attend(
     The coefficients are float32 where operands are half precision, also under autocast: products of half-precision
     operands may leave its range, and softmax needs their differences. Of query and key, either may be float32 then.
     """
+    check_floating('value', value)
     check_columns(query, key, value)
     _check_settings(norm, scale, bn)
     if norm == 'softmax':

@@ -352,7 +352,6 @@ def test_results_that_cannot_be_written(tiny_config, test_args, tmp_path, monkey
     (tmp_path / 'folder.pkl').mkdir()
     torch.save({'state_dict': {}, 'meta': {}}, tmp_path / 'a.pth')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, 'check_load_from', lambda cfg, argument: None)
     monkeypatch.setattr(launch, 'build_runner', lambda cfg: pytest.fail('a runner was built'))
     with raises(LaunchError, option, path):
         launch.test(test_args(tiny_config, 'a.pth', option, path))
