@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmpretrain.models.utils import ClsDataPreprocessor
 from torch import Tensor
 
+from mmkron.ops.checks import check_int, check_keys
 from mmkron.registry import MODELS
 
 
@@ -22,13 +23,17 @@ class EventDataPreprocessor(ClsDataPreprocessor):
         pad_size_divisor: Multiple to which H and W are padded with zeros.
 
     Raises:
-        TypeError: Inputs that are not tensors.
-        ValueError: Inputs that are not (T, C, H, W), or that differ in T or C.
+        TypeError, ValueError: An argument outside these choices; inputs that are not tensors (T, C, H, W), or that
+            differ in T or C.
     """
 
     def __init__(
         self, num_classes: int | None = None, batch_augments: dict | None = None, pad_size_divisor: int = 1
     ) -> None:
+        if num_classes is not None:
+            check_int('num_classes', num_classes)
+        check_keys('batch_augments', batch_augments, ('augments', 'probs'))
+        check_int('pad_size_divisor', pad_size_divisor)
         super().__init__(
             pad_size_divisor=pad_size_divisor, num_classes=num_classes, batch_augments=batch_augments or None
         )

@@ -11,7 +11,20 @@ import torch.nn as nn
 
 from mmkron import analysis, datasets, layers, models
 from mmkron.engine.hooks import ResumeHook
-from support.bad_values import FLAG, Bad, Kind, Signature, choice, integer, number, optional, sequence_of, tensor
+from mmkron.registry import MODELS
+from support.bad_values import (
+    ANYTHING,
+    FLAG,
+    Bad,
+    Kind,
+    Signature,
+    choice,
+    integer,
+    number,
+    optional,
+    sequence_of,
+    tensor,
+)
 from support.signatures import (
     COUNT,
     LEVELS,
@@ -296,13 +309,15 @@ def pack_event_inputs() -> Signature:
     return signature(datasets.PackEventInputs, {}, meta_keys=sequence_of(name, 'flip', fixed=False, empty=True))
 
 
+SPLIT = choice('train', 'test')
+
+
 def events(call: Callable[..., Any], **own: Kind) -> Signature:
     path = Kind(lambda value: isinstance(value, str) and value)
     return signature(
         partial(call, lazy_init=True),
         dict(data_root='nowhere', frames=16, by='number', duration=None, cache=None),
         data_root=path,
-        split=choice('train', 'test'),
         frames=COUNT,
         by=choice('number', 'time'),
         duration=NONE.but(5),
@@ -311,8 +326,30 @@ def events(call: Callable[..., Any], **own: Kind) -> Signature:
     )
 
 
-add('CIFAR10DVS')(lambda: events(datasets.CIFAR10DVS, split_rule=choice('lexicographic', 'tebn')))
-add('DVS128Gesture')(lambda: events(datasets.DVS128Gesture))
+@add('CIFAR10DVS')
+def cifar10_dvs() -> Signature:
+    return events(datasets.CIFAR10DVS, split=SPLIT, split_rule=choice('lexicographic', 'tebn'))
+
+
+add('DVS128Gesture')(lambda: events(datasets.DVS128Gesture, split=SPLIT))
+
+
+@add('EventFolder')
+def event_folder() -> Signature:
+    path = Kind(lambda value: isinstance(value, str))
+    # MMEngine checks metainfo, and its classes are looked at with the data.
+    own = dict(data_prefix=path.but('/elsewhere', '../b'), ann_file=path, metainfo=ANYTHING)
+    return events(datasets.EventFolder, **own)
+
+
+@add('EventDataPreprocessor')
+def event_data_preprocessor() -> Signature:
+    return signature(
+        MODELS.get('EventDataPreprocessor'),
+        dict(num_classes=10),
+        num_classes=optional(COUNT),
+        batch_augments=SETTINGS.but(dict(nonsense=1)),
+    )
 
 
 @add('ResumeHook')
