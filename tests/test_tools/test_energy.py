@@ -272,7 +272,7 @@ def test_bad_input(report, classifier, tiny_config, tmp_path):
         (('classifier.py', 'a.pth', '--device', 'nowhere'), '--device nowhere: '),
         (('classifier.py', 'a.pth', '--out', 'file'), "--out 'file' cannot be made: "),
         (('classifier.py', 'a.pth', '--batches', 1, '--out', 'taken'), 'the report cannot be written: .*energy.png'),
-        (('classifier.py', 'a.pth', options, 'model=None'), 'the config has no model'),
+        (('classifier.py', 'a.pth', options, 'model=None'), "config 'classifier.py' has no model"),
         (('classifier.py', 'a.pth', options, 'val_dataloader=None'), "config 'classifier.py' has no val_dataloader"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -343,7 +343,7 @@ def test_strongest_of_both_signs(draws, segmentor, image, tmp_path, capsys):
             'a backend of the visualizer lacks a package: no board',
         ),
         (['--pixel', 0, 0, '--cfg-options', 'test_pipeline=[]'], 'neither test_dataloader.* nor test_pipeline'),
-        (['--pixel', 0, 0, '--cfg-options', 'model=None'], 'the config has no model'),
+        (['--pixel', 0, 0, '--cfg-options', 'model=None'], 'has no model: it needs model='),
     ],
 )
 def test_bad_arguments(argv, message, draws, segmentor, image):
