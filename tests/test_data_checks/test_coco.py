@@ -224,6 +224,7 @@ dataset = dict(type='CocoDataset', data_root={root!r}, ann_file='a.json', data_p
 train_dataloader = dict(batch_size=1, num_workers=0, dataset=dataset)
 val_dataloader = dict(batch_size=1, num_workers=0, dataset=dict(dataset, test_mode=True))
 train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=1)
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
 """
 
 

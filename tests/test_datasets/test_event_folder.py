@@ -334,6 +334,7 @@ def test_configs_of_the_page(tmp_path, monkeypatch, train_args):
     for each, text in CONFIGS.items():
         (tmp_path / f'{each}.py').write_text(text.replace("'../", f"'{ROOT}/configs/"))
     options = ['train_cfg.max_epochs=1', 'train_dataloader.batch_size=3', 'param_scheduler=[]', 'custom_hooks=[]']
+    options.append('model.backbone.steps=2')
     for loader in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
         options += [f'{loader}.num_workers=0', f'{loader}.persistent_workers=False']
         options += [f'{loader}.dataset.size=34', f'{loader}.dataset.frames=2']

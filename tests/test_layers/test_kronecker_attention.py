@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_plugin_layer
+from mmengine.registry import DefaultScope
 
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
 from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
@@ -325,7 +326,8 @@ def test_roi_head_without_regions():
                 x = layer(x)
             return super().forward(x)
 
-    head = Refined().train()
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        head = Refined().train()
     for count in (0, 4):
         head.zero_grad()
         scores, boxes = head(torch.randn(count, 8, 5, 5))
