@@ -192,6 +192,7 @@ def lambda_layers(model):
 def test_mmdet_lambda(name, tmp_path):
     """The host's own config trains the backbone: a gradient reaches every lambda layer."""
     cfg = mix(f'mmdet lambda {name}', tmp_path)
+    cfg.model.backbone.zero_init_residual = False  # a residual branch that starts at zero hands no gradient down
     model = build(cfg, 'mmdet')
     assert isinstance(model.backbone, LambdaResNet)
     assert model.backbone.out_channels == tuple(cfg.model.neck.in_channels)
@@ -223,7 +224,9 @@ def test_mmdet_lambda_plugin(tmp_path):
 
 
 def test_mmseg_lambda_upernet(tmp_path):
-    model = build(mix('mmseg lambda upernet', tmp_path), 'mmseg').eval()
+    cfg = mix('mmseg lambda upernet', tmp_path)
+    cfg.model.backbone.zero_init_residual = False
+    model = build(cfg, 'mmseg').eval()
     assert isinstance(model.backbone, LambdaResNet)
     x, meta = torch.randn(1, 3, 65, 97), [dict(img_shape=(65, 97))]
     with torch.no_grad():
