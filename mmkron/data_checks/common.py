@@ -1,8 +1,12 @@
-"""What the checks share: how they report a problem, and how they walk a config."""
+"""What the checks share: how they report a problem, and how they walk a config and its files."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import os.path as osp
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from PIL import Image
 
 # Types of what a dataset's config says, beside None; what else it says is checked by the host.
 _TYPES = {
@@ -50,16 +54,36 @@ def print_warning(text: str) -> None:
         print(text, flush=True)
 
 
-def first_three(items: Sequence) -> str:
+def first_three(items: Iterable) -> str:
     """Return the first three different items, and '...' if there are more."""
     items = list(dict.fromkeys(items))
     return ', '.join(map(str, items[:3])) + (', ...' if len(items) > 3 else '')
+
+
+def part_of(part: Sequence, whole: int, what: str, shown: Optional[Iterable] = None) -> str:
+    """Return how many of the whole ``part`` is, what is wrong with it, and the first three of it."""
+    return f'{len(part)} of the {whole} {what}: {first_three(part if shown is None else shown)}'
 
 
 def type_name(cfg: dict) -> str:
     """Return the ``type`` of a config dict without its scope: ``'mmpretrain.ImageNet'`` -> ``'ImageNet'``."""
     kind = cfg.get('type', '')
     return (kind if isinstance(kind, str) else getattr(kind, '__name__', str(kind))).rsplit('.', 1)[-1]
+
+
+def find_dicts(node: Any, key: str = '') -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, dict) of each dict in nested dicts and lists, from the outside to the inside."""
+    if isinstance(node, dict):
+        yield key, node
+    children = node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, (list, tuple)) else ())
+    for name, child in children:
+        yield from find_dicts(child, f'{key}.{name}')
+
+
+def find_metrics(cfg: Any, split: str, kind: str) -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, config) of the metrics of a type in the evaluator of a split."""
+    key = f'{split}_evaluator'
+    return ((name, metric) for name, metric in find_dicts(cfg.get(key), key) if type_name(metric) == kind)
 
 
 def leaf_datasets(dataset: Any, key: str) -> Iterator[tuple[str, dict]]:
@@ -91,9 +115,47 @@ def check_fields(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
             if not isinstance(value, (*types, type(None))):
                 names = ' or '.join(each.__name__ for each in types)
                 yield Problem(f'{key}.{field}', f'expected {names}, got {value!r}')
-        prefix, suffixes = dataset.get('data_prefix'), dataset.get('extensions')
-        parts = [(f'data_prefix.{name}', part) for name, part in prefix.items()] if isinstance(prefix, dict) else []
-        parts += [('extensions', part or 0) for part in suffixes] if isinstance(suffixes, (list, tuple)) else []
-        for field, part in parts:
-            if not isinstance(part, (str, type(None))):
-                yield Problem(f'{key}.{field}', f'expected strings, got {dataset[field.partition(".")[0]]!r}')
+            elif isinstance(value, (dict, list, tuple)) and field != 'metainfo':
+                parts = value.values() if isinstance(value, dict) else value
+                if not all(isinstance(part, str) or part is None and field == 'data_prefix' for part in parts):
+                    yield Problem(f'{key}.{field}', f'expected strings, got {value!r}')
+        metainfo = dataset.get('metainfo')
+        names = (metainfo if isinstance(metainfo, dict) else {}).get('classes', dataset.get('classes'))
+        is_file = isinstance(names, str) and ('://' in names or osp.isfile(osp.expanduser(names)))
+        if not isinstance(names, (list, tuple, type(None))) and not is_file:
+            yield Problem(
+                f'{key}.metainfo.classes', f"expected names, as in ('cat',), or a file of them, got {names!r}"
+            )
+
+
+def data_path(dataset: dict, value: Optional[str]) -> str:
+    """Return a path that a dataset's config gives relative to its ``data_root``; '' if it is remote."""
+    path = osp.join(dataset.get('data_root') or '', value or '')
+    return '' if '://' in path else osp.expanduser(path or '.')
+
+
+def missing_files(paths: Iterable[str]) -> list[str]:
+    """Return the paths that do not exist, by one listing of each folder: COCO has 118,287 files."""
+    listings: dict = {}
+    missing = []
+    for path in paths:
+        parent, name = osp.split(path)
+        if parent not in listings:
+            listings[parent] = set(os.listdir(parent or '.')) if osp.isdir(parent or '.') else set()
+        if name not in listings[parent]:
+            missing.append(path)
+    return missing
+
+
+def spread(total: int, number: int) -> list[int]:
+    """Return at most ``number`` evenly spread positions in a sequence of length ``total``."""
+    return sorted({round(i) for i in np.linspace(0, total - 1, number)}) if total else []
+
+
+def image_size(path: str) -> Optional[tuple[int, int]]:
+    """Return width and height of an image as it is loaded, turned as its EXIF says; None if Pillow cannot tell."""
+    try:
+        with Image.open(path) as image:
+            return image.size[::-1] if image.getexif().get(0x0112, 1) >= 5 else image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
