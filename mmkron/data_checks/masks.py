@@ -1,18 +1,15 @@
 """Label maps of segmentation data: a sample of them is read as MMSegmentation will read them."""
 
-import inspect
 import os
 import os.path as osp
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from mmengine.fileio import list_from_file
 
-from mmkron.data_checks.classes import class_names, dataset_type, read_from
+from mmkron.data_checks.classes import dataset_type, read_from
 from mmkron.data_checks.common import (
     Problem,
-    data_path,
     find_dicts,
     first_three,
     image_size,
@@ -32,43 +29,31 @@ _HINT = 'A label map has one channel, whose value is the number of the class, fr
 class Maps(NamedTuple):
     """Label maps of a dataset and how they become labels."""
 
+    dataset: Any  # MMSegmentation's, which has read nothing yet
     pairs: list  # (image, label map)
-    folders: tuple  # of the images, of the label maps
-    suffixes: tuple
-    listed: bool  # the images are those of a list
-    names: Optional[tuple]  # of the classes
-    label_map: dict
-    zero: Any  # reduce_zero_label of the dataset
     step: dict  # of the pipeline, which loads the label maps
 
     def label(self, value: int) -> int:
         """Return the label that MMSegmentation makes of a pixel's value."""
-        if self.zero:
+        if self.dataset.reduce_zero_label:
             value = 255 if value in (0, 255) else value - 1
-        return self.label_map.get(value, value)
+        return (self.dataset.label_map or {}).get(value, value)
 
 
 def find_maps(dataset: dict, kind: Optional[type]) -> Optional[Maps]:
     """Return the label maps of a dataset that reads them as MMSegmentation's BaseSegDataset does, else None."""
-    steps = (step for _, step in find_dicts(dataset.get('pipeline')) if type_name(step) == 'LoadAnnotations')
-    step, prefix = next(steps, None), dataset.get('data_prefix')
-    if step is None or not read_from(kind, 'mmseg.datasets.basesegdataset') or not isinstance(prefix, dict):
+    steps = [step for _, step in find_dicts(dataset.get('pipeline')) if type_name(step) == 'LoadAnnotations']
+    prefix = dataset.get('data_prefix')
+    if not steps or not read_from(kind, 'mmseg.datasets.basesegdataset') or not isinstance(prefix, dict):
         return None
-    folders = tuple(data_path(dataset, prefix.get(name)) for name in ('img_path', 'seg_map_path'))
+    try:
+        built = kind(**{key: dataset[key] for key in dataset if key != 'type'} | {'pipeline': [], 'lazy_init': True})
+    except Exception:  # the host says it
+        return None
+    folders = [built.data_prefix.get(name) or '' for name in ('img_path', 'seg_map_path')]
     if not prefix.get('seg_map_path') or not all(map(osp.isdir, folders)):
         return None
-    images, maps = folders
-    suffixes = tuple(_argument(dataset, kind, name) or '' for name in ('img_suffix', 'seg_map_suffix'))
-    listed = data_path(dataset, dataset.get('ann_file'))
-    if osp.isfile(listed):
-        stems = [line.strip() for line in list_from_file(listed)]
-    else:
-        stems = sorted(name[: len(name) - len(suffixes[0])] for name in _files(images) if name.endswith(suffixes[0]))
-    pairs = [(osp.join(images, stem + suffixes[0]), osp.join(maps, stem + suffixes[1])) for stem in stems]
-    names, _ = class_names(dataset, kind)
-    label_map = kind.get_label_map(names) or {}
-    zero = bool(_argument(dataset, kind, 'reduce_zero_label'))
-    return Maps(pairs, folders, suffixes, osp.isfile(listed), names, label_map, zero, step)
+    return Maps(built, [(item['img_path'], item['seg_map_path']) for item in built.load_data_list()], steps[0])
 
 
 def _files(folder: str) -> list[str]:
@@ -78,15 +63,6 @@ def _files(folder: str) -> list[str]:
         for name in names
         if not name.startswith('.')
     ]
-
-
-def _argument(dataset: dict, kind: type, name: str) -> Any:
-    """Return an argument of a dataset, or the default of the nearest class that has one."""
-    for each in kind.__mro__:
-        parameter = inspect.signature(each).parameters.get(name)
-        if name not in dataset and parameter is not None:
-            return parameter.default
-    return dataset.get(name)
 
 
 def _read(path: str, backend: str) -> tuple[str, list[int], tuple[int, int]]:
@@ -117,11 +93,12 @@ def check_masks(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
             found += _value_problems(maps, heads, key.startswith('train'))
         for text, warning in found:
             source = f'{key}.data_prefix.seg_map_path = {dataset["data_prefix"]["seg_map_path"]!r}'
-            yield Problem(osp.abspath(maps.folders[1]), text, source, _HINT, warning)
+            yield Problem(osp.abspath(maps.dataset.data_prefix['seg_map_path']), text, source, _HINT, warning)
 
 
 def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
-    (images, folder), (suffix, _) = maps.folders, maps.suffixes
+    images, folder = (maps.dataset.data_prefix[name] for name in ('img_path', 'seg_map_path'))
+    suffix, zero = maps.dataset.img_suffix, maps.dataset.reduce_zero_label
     if not maps.pairs:
         others = first_three(sorted({osp.splitext(name)[1] for name in _files(images)}))
         yield f'no image in {images} ends in img_suffix={suffix!r}; files there end in: {others or "none"}', False
@@ -129,11 +106,12 @@ def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
     if missing:
         yield part_of(missing, len(maps.pairs), 'images have no label map'), False
     used = {path for _, path in maps.pairs}
-    stray = [] if maps.listed else [name for name in _files(folder) if osp.join(folder, name) not in used]
+    listed = osp.isfile(maps.dataset.ann_file)
+    stray = [] if listed else [name for name in _files(folder) if osp.join(folder, name) not in used]
     if stray and maps.pairs:
         yield f'{len(stray)} files have no image that ends in img_suffix={suffix!r}: {first_three(stray)}', True
-    if maps.step.get('reduce_zero_label') not in (None, maps.zero):
-        yield f'reduce_zero_label is {maps.zero} in the dataset, but {not maps.zero} in its LoadAnnotations', False
+    if maps.step.get('reduce_zero_label') not in (None, zero):
+        yield f'reduce_zero_label is {zero} in the dataset, but {not zero} in its LoadAnnotations', False
 
 
 def _value_problems(maps: Maps, heads: list, trained_on: bool) -> Iterator[tuple[str, bool]]:
@@ -152,7 +130,7 @@ def _value_problems(maps: Maps, heads: list, trained_on: bool) -> Iterator[tuple
     looked = f'{read} of the {total} label maps were looked at'
     for fault, paths in faults.items():
         yield f'{len(paths)} label maps {fault}: {first_three(paths)};\n{looked}', False
-    names = dict(enumerate(maps.names or ()))
+    names = dict(enumerate(maps.dataset.metainfo.get('classes') or ()))
     number = max([len(names), *(output_classes(head) for head in heads if not names or output_classes(head) == 2)])
     if not number or not seen:
         return
