@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
-from mmkron.data_checks.classes import class_names, dataset_type, read_from
-from mmkron.data_checks.common import Problem, data_path, first_three, part_of, used_datasets
+from mmkron.data_checks.classes import build_unread, class_names, dataset_type
+from mmkron.data_checks.common import Problem, first_three, part_of, used_datasets
 
-_EXTENSIONS = ('.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif')
 _HINT = 'MMPretrain numbers the folders of each split in the order of their names, so that labels would shift.'
 
 
@@ -22,33 +21,32 @@ class Labels(NamedTuple):
 
     path: str  # the folder of the class folders, or the list
     source: str  # where the config names it
-    is_list: bool
     by_folder: dict  # folder -> its label; of a list, the folders whose images share a label
     counts: Counter = Counter()  # of a list: how often each label occurs
     problem: str = ''  # why the list cannot be read
+    is_list: bool = False
     hidden: tuple = ()  # names of folders that start with a dot
+    extensions: tuple = ()  # of the images in the folders
 
 
 def read_labels(key: str, dataset: dict, kind: Optional[type]) -> Optional[Labels]:
     """Return the labels of a dataset that reads class folders or a list as MMPretrain's CustomDataset does."""
-    split = dataset.get('split') or ''
-    if not read_from(kind, 'mmpretrain.datasets.custom') or not dataset.get('with_label', split != 'test'):
+    built = build_unread(dataset, kind, 'mmpretrain.datasets.custom')
+    if built is None or not built.with_label:
         return None
-    field, listed, prefix = 'ann_file', dataset.get('ann_file'), dataset.get('data_prefix') or split
-    if not listed and split and osp.isfile(data_path(dataset, f'meta/{split}.txt')):
-        field, listed = 'split', f'meta/{split}.txt'
-    elif not listed:
-        field = next((name for name in ('data_prefix', 'split') if dataset.get(name)), 'data_root')
-    path = data_path(dataset, listed or (prefix.get('img_path') if isinstance(prefix, dict) else prefix))
-    where = osp.abspath(path), f'{key}.{field} = {dataset.get(field)!r}'
-    if listed and osp.isfile(path):
-        return Labels(*where, True, *_read_list(path, os.stat(path).st_mtime_ns))
-    if listed or not osp.isdir(path):
+    fields = ('ann_file', 'split', 'type') if built.ann_file else ('data_prefix', 'split', 'data_root', 'type')
+    field = next(name for name in fields if dataset.get(name))
+    path = built.ann_file or built.img_prefix
+    where = osp.abspath(path), f'{key}.{field} = {dataset[field]!r}'
+    if built.ann_file and osp.isfile(path):
+        return Labels(*where, *_read_list(path, os.stat(path).st_mtime_ns), is_list=True)
+    if built.ann_file or not osp.isdir(path):
         return None
     folders = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     shown = [name for name in folders if not name.startswith('.')]
     hidden = tuple(name for name in folders if name.startswith('.'))
-    return Labels(*where, False, {name: label for label, name in enumerate(shown)}, hidden=hidden)
+    by_folder = {name: label for label, name in enumerate(shown)}
+    return Labels(*where, by_folder, hidden=hidden, extensions=tuple(built.extensions))
 
 
 @lru_cache(maxsize=8)
@@ -84,7 +82,7 @@ def check_class_folders(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
             if labels.is_list:
                 found += _list_problems(labels, None if source.startswith('METAINFO') else classes, train is None)
             else:
-                found += _folder_problems(labels, tuple(dataset.get('extensions') or _EXTENSIONS))
+                found += _folder_problems(labels)
                 found += _name_problems(list(labels.by_folder), classes, source)
         for text, warning in found:
             yield Problem(labels.path, text, labels.source, '' if labels.is_list else _HINT, warning)
@@ -92,10 +90,10 @@ def check_class_folders(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
             train = labels
 
 
-def _folder_problems(labels: Labels, extensions: tuple) -> Iterator[tuple[str, bool]]:
+def _folder_problems(labels: Labels) -> Iterator[tuple[str, bool]]:
     if labels.hidden:
         yield f'{len(labels.hidden)} hidden folders would become classes: {first_three(labels.hidden)}', False
-    empty = [name for name in labels.by_folder if not _has_image(osp.join(labels.path, name), extensions)]
+    empty = [name for name in labels.by_folder if not _has_image(osp.join(labels.path, name), labels.extensions)]
     if empty:
         yield part_of(empty, len(labels.by_folder), 'class folders have no image'), True
 

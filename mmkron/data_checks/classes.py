@@ -22,9 +22,19 @@ def dataset_type(dataset: dict, scope: Optional[str]) -> Optional[type]:
     return found if isinstance(found, type) else None
 
 
-def read_from(kind: Optional[type], module: str) -> bool:
-    """Return whether a dataset class lists its samples with the method of this module of a host library."""
-    return getattr(getattr(kind, 'load_data_list', None), '__module__', '') == module
+def build_unread(dataset: dict, kind: Optional[type], module: str) -> Any:
+    """Return a dataset that has read no samples yet, which knows its paths and suffixes as the host does.
+
+    Returns None unless the type lists its samples with the method of this module of a host library, and for arguments
+    that it refuses: the host says it when it builds the dataset.
+    """
+    if getattr(getattr(kind, 'load_data_list', None), '__module__', '') != module:
+        return None
+    given = {name: value for name, value in dataset.items() if name != 'type'}
+    try:
+        return kind(**{**given, 'pipeline': [], 'lazy_init': True})
+    except Exception:
+        return None
 
 
 def metainfo(dataset: dict, kind: Optional[type]) -> dict:

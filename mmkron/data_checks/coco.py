@@ -12,18 +12,8 @@ import numpy as np
 
 from mmkron.data_checks.classes import class_names, dataset_type
 from mmkron.data_checks.coco_file import CocoFile, read_coco
-from mmkron.data_checks.common import (
-    Problem,
-    data_path,
-    find_dicts,
-    find_metrics,
-    first_three,
-    image_size,
-    part_of,
-    spread,
-    type_name,
-    used_datasets,
-)
+from mmkron.data_checks.common import Problem, find_dicts, find_metrics, first_three, part_of, type_name, used_datasets
+from mmkron.data_checks.paths import data_path, image_size, spread
 
 _HINT = """\
 MMDetection drops what does not fit without a word. The classes of a dataset are set by

@@ -1,12 +1,9 @@
-"""What the checks share: how they report a problem, and how they walk a config and its files."""
+"""What the checks share: how they report a problem, and how they walk a config."""
 
 import os
 import os.path as osp
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
-
-import numpy as np
-from PIL import Image
 
 # Types of what a dataset's config says, beside None; what else it says is checked by the host.
 _TYPES = {
@@ -41,8 +38,7 @@ def describe(problems: Sequence[Problem], title: str) -> str:
         sources = ', '.join(dict.fromkeys(item.source for item in items if item.source))
         lines += ['', f'  {where}' + (f'  <- {sources}' if sources else '')]
         for text in dict.fromkeys(item.text for item in items):
-            first, *others = text.splitlines()
-            lines += [f'    - {first}', *(f'      {line}' for line in others)]
+            lines.append('    - ' + text.replace('\n', '\n      '))
     for hint in dict.fromkeys(item.hint for item in problems if item.hint):
         lines += ['', hint]
     return '\n'.join(lines)
@@ -123,39 +119,5 @@ def check_fields(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
         names = (metainfo if isinstance(metainfo, dict) else {}).get('classes', dataset.get('classes'))
         is_file = isinstance(names, str) and ('://' in names or osp.isfile(osp.expanduser(names)))
         if not isinstance(names, (list, tuple, type(None))) and not is_file:
-            yield Problem(
-                f'{key}.metainfo.classes', f"expected names, as in ('cat',), or a file of them, got {names!r}"
-            )
-
-
-def data_path(dataset: dict, value: Optional[str]) -> str:
-    """Return a path that a dataset's config gives relative to its ``data_root``; '' if it is remote."""
-    path = osp.join(dataset.get('data_root') or '', value or '')
-    return '' if '://' in path else osp.expanduser(path or '.')
-
-
-def missing_files(paths: Iterable[str]) -> list[str]:
-    """Return the paths that do not exist, by one listing of each folder: COCO has 118,287 files."""
-    listings: dict = {}
-    missing = []
-    for path in paths:
-        parent, name = osp.split(path)
-        if parent not in listings:
-            listings[parent] = set(os.listdir(parent or '.')) if osp.isdir(parent or '.') else set()
-        if name not in listings[parent]:
-            missing.append(path)
-    return missing
-
-
-def spread(total: int, number: int) -> list[int]:
-    """Return at most ``number`` evenly spread positions in a sequence of length ``total``."""
-    return sorted({round(i) for i in np.linspace(0, total - 1, number)}) if total else []
-
-
-def image_size(path: str) -> Optional[tuple[int, int]]:
-    """Return width and height of an image as it is loaded, turned as its EXIF says; None if Pillow cannot tell."""
-    try:
-        with Image.open(path) as image:
-            return image.size[::-1] if image.getexif().get(0x0112, 1) >= 5 else image.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
+            text = f"expected names, as in ('cat',), or a file of them, got {names!r}"
+            yield Problem(f'{key}.metainfo.classes', text)

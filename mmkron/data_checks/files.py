@@ -9,15 +9,8 @@ from mmengine.fileio import list_from_file
 
 from mmkron.data_checks.classes import dataset_type
 from mmkron.data_checks.coco import coco_file, read_coco
-from mmkron.data_checks.common import (
-    data_path,
-    find_dicts,
-    find_metrics,
-    first_three,
-    missing_files,
-    type_name,
-    used_datasets,
-)
+from mmkron.data_checks.common import find_dicts, find_metrics, first_three, type_name, used_datasets
+from mmkron.data_checks.paths import data_path, missing_files
 from mmkron.datasets import CIFAR10DVS
 
 DEMO_CONFIG = 'configs/kanet/kanet-kv_digits.py'

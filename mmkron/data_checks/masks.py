@@ -7,19 +7,10 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from mmkron.data_checks.classes import dataset_type, read_from
-from mmkron.data_checks.common import (
-    Problem,
-    find_dicts,
-    first_three,
-    image_size,
-    missing_files,
-    part_of,
-    spread,
-    type_name,
-    used_datasets,
-)
+from mmkron.data_checks.classes import build_unread, dataset_type
+from mmkron.data_checks.common import Problem, find_dicts, first_three, part_of, type_name, used_datasets
 from mmkron.data_checks.num_classes import find_heads, is_decode_head, output_classes
+from mmkron.data_checks.paths import image_size, missing_files, spread
 
 _SAMPLE = 50  # label maps that are read for each dataset, evenly spread
 _PIXELS = 200_000_000  # after so many no further one is read
@@ -43,15 +34,11 @@ class Maps(NamedTuple):
 def find_maps(dataset: dict, kind: Optional[type]) -> Optional[Maps]:
     """Return the label maps of a dataset that reads them as MMSegmentation's BaseSegDataset does, else None."""
     steps = [step for _, step in find_dicts(dataset.get('pipeline')) if type_name(step) == 'LoadAnnotations']
-    prefix = dataset.get('data_prefix')
-    if not steps or not read_from(kind, 'mmseg.datasets.basesegdataset') or not isinstance(prefix, dict):
-        return None
-    try:
-        built = kind(**{key: dataset[key] for key in dataset if key != 'type'} | {'pipeline': [], 'lazy_init': True})
-    except Exception:  # the host says it
+    built = build_unread(dataset, kind, 'mmseg.datasets.basesegdataset') if steps else None
+    if built is None or not (dataset.get('data_prefix') or {}).get('seg_map_path'):
         return None
     folders = [built.data_prefix.get(name) or '' for name in ('img_path', 'seg_map_path')]
-    if not prefix.get('seg_map_path') or not all(map(osp.isdir, folders)):
+    if not all(map(osp.isdir, folders)):
         return None
     return Maps(built, [(item['img_path'], item['seg_map_path']) for item in built.load_data_list()], steps[0])
 

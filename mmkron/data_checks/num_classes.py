@@ -64,11 +64,8 @@ def check_num_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     """Yield the heads and losses whose number of classes is not the one of the data."""
     datasets = list(count_classes(cfg, splits))
     preprocessor = cfg.get('data_preprocessor') or {}
-    mixes = any(
-        part.get(field)
-        for _, part in find_dicts([preprocessor, cfg.get('model')])
-        for field in ('augments', 'batch_augments', 'to_onehot')
-    )
+    parts = [part for _, part in find_dicts([preprocessor, cfg.get('model')])]
+    mixes = any(part.get(field) for part in parts for field in ('augments', 'batch_augments', 'to_onehot'))
     for key, head in [*find_heads(cfg.get('model'), 'model'), *find_heads(preprocessor, 'data_preprocessor')]:
         field, stated = 'num_classes', head.get('num_classes')
         panoptic = 'num_things_classes' in head
@@ -122,12 +119,10 @@ def _topk_problems(key: str, topk: Any, number: int) -> Iterator[Problem]:
 
 def _losses(key: str, head: dict) -> Iterator[tuple[str, dict]]:
     """Yield (field, config) of the classification losses of a head, with the softmax that is the hosts' default."""
-    given = [(field, head[field]) for field in ('loss', 'loss_decode', 'loss_cls') if head.get(field)]
-    if not given and (is_decode_head(key) or type_name(head) == 'LinearClsHead'):
-        given = [('loss_decode' if is_decode_head(key) else 'loss', dict(type='CrossEntropyLoss'))]
-    for field, value in given:
-        losses = {f'{field}.{i}': loss for i, loss in enumerate(value)} if isinstance(value, (list, tuple)) else {}
-        yield from ((name, loss) for name, loss in (losses or {field: value}).items() if isinstance(loss, dict))
+    fields = ('loss', 'loss_decode', 'loss_cls')
+    if not any(map(head.get, fields)) and (is_decode_head(key) or type_name(head) == 'LinearClsHead'):
+        head = {'loss_decode' if is_decode_head(key) else 'loss': dict(type='CrossEntropyLoss')}
+    return (found for field in fields for found in find_dicts(head.get(field), field))
 
 
 def _loss_problems(key: str, loss: dict, head: dict) -> Iterator[Problem]:
