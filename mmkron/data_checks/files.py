@@ -32,14 +32,18 @@ _DOWNLOADED = ('MNIST', 'FashionMNIST', 'CIFAR10', 'CIFAR100')
 # Segmentation data that a list of names picks: a file that it names and the disk lacks would stop the training later.
 _LISTED_TYPES = ('PascalVOCDataset', 'BaseSegDataset')
 
+# Where a host describes the folders that its datasets read.
+# Where a host describes the folders that its datasets read.
 _LAYOUTS = {
     'mmpretrain': 'https://mmpretrain.readthedocs.io/en/latest/user_guides/dataset_prepare.html',
     'mmseg': 'https://mmsegmentation.readthedocs.io/en/latest/user_guides/2_dataset_prepare.html',
     'mmdet': 'https://mmdetection.readthedocs.io/en/latest/user_guides/dataset_prepare.html',
 }
+# How to get the data that shipped configs use.
+# How to get the data that shipped configs use.
 _SOURCES = {
     'FashionMNIST': """\
-Debian's package dataset-fashion-mnist brings them as .gz; in the folder above:
+Debian's package dataset-fashion-mnist brings the four files as .gz. In the folder above:
   for f in $(dpkg -L dataset-fashion-mnist | grep 'ubyte.gz$'); do gunzip -c "$f" > "$(basename "$f" .gz)"; done""",
     'BaseSegDataset': """\
 The Fashion scenes of this project are made by

@@ -109,8 +109,10 @@ def _value_problems(maps: Maps, heads: list, trained_on: bool) -> Iterator[tuple
         fault, values, size = _read(path, backend)
         if not fault and image_size(image) not in (None, size):
             fault = 'of another size than their image'
-        for found, key in [*((seen, value) for value in values), *([(faults, fault)] if fault else [])]:
-            found.setdefault(key, []).append(path)
+        if fault:
+            faults.setdefault(fault, []).append(path)
+        for value in values:
+            seen.setdefault(value, []).append(path)
         read, pixels = read + 1, pixels + size[0] * size[1]
         if pixels > _PIXELS:
             break
