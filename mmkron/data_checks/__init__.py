@@ -14,15 +14,7 @@ from mmkron.data_checks.schedule import check_schedule
 from mmkron.engine.errors import LaunchError
 
 # Each takes the config and the names of the splits, and yields problems.
-CHECKS = (
-    check_class_folders,
-    check_num_classes,
-    check_heads,
-    check_masks,
-    check_coco,
-    check_mixing,
-    check_schedule,
-)
+CHECKS = (check_class_folders, check_num_classes, check_heads, check_masks, check_coco, check_mixing, check_schedule)
 
 
 def run(cfg: Any, config: str, splits: Sequence[str]) -> None:
@@ -45,8 +37,8 @@ def run(cfg: Any, config: str, splits: Sequence[str]) -> None:
         raise LaunchError(describe_missing(missing, config))
     problems = [problem for check in CHECKS for problem in check(cfg, splits)]
     warnings = [problem for problem in problems if problem.warning]
-    errors = [problem for problem in problems if not problem.warning]
     if warnings:
         print_warning(describe(warnings, f'warning: the data of {config} looks wrong:'))
+    errors = [problem for problem in problems if not problem.warning]
     if errors:
         raise LaunchError(describe(errors, title))

@@ -3,6 +3,8 @@
 import os.path as osp
 from typing import Any, Optional
 
+from mmengine.fileio import list_from_file
+
 from mmkron.data_checks.common import type_name
 
 
@@ -20,15 +22,19 @@ def dataset_type(dataset: dict, scope: Optional[str]) -> Optional[type]:
     return found if isinstance(found, type) else None
 
 
-def read_from(kind: Optional[type], module: str) -> bool:
-    """Return whether a dataset class lists its samples with the method of this module of a host library."""
-    return getattr(getattr(kind, 'load_data_list', None), '__module__', '') == module
+def build_unread(dataset: dict, kind: Optional[type], module: str) -> Any:
+    """Return a dataset that has read no samples yet, which knows its paths and suffixes as the host does.
 
-
-def dataset_path(dataset: dict, value: Optional[str]) -> str:
-    """Return a path that a dataset's config gives relative to its ``data_root``; '' if it is remote."""
-    path = osp.join(dataset.get('data_root') or '', value or '')
-    return '' if '://' in path else osp.expanduser(path)
+    Returns None unless the type lists its samples with the method of this module of a host library, and for arguments
+    that it refuses: the host says it when it builds the dataset.
+    """
+    if getattr(getattr(kind, 'load_data_list', None), '__module__', '') != module:
+        return None
+    given = {name: value for name, value in dataset.items() if name != 'type'}
+    try:
+        return kind(**{**given, 'pipeline': [], 'lazy_init': True})
+    except Exception:
+        return None
 
 
 def metainfo(dataset: dict, kind: Optional[type]) -> dict:
@@ -43,21 +49,9 @@ def metainfo(dataset: dict, kind: Optional[type]) -> dict:
 
 
 def class_names(dataset: dict, kind: Optional[type]) -> tuple[Optional[tuple[str, ...]], str]:
-    """Return the names that ``metainfo`` gives the classes, None if it gives none, and where they are set.
-
-    Raises:
-        ValueError: The classes are neither names nor a file of names.
-    """
-    own = metainfo(dataset, None)
-    source = 'metainfo.classes' if 'classes' in own else f'METAINFO of {type_name(dataset)}'
+    """Return the names that ``metainfo`` gives the classes, None if it gives none, and where they are set."""
+    source = 'metainfo.classes' if 'classes' in metainfo(dataset, None) else f'METAINFO of {type_name(dataset)}'
     classes: Any = metainfo(dataset, kind).get('classes')
-    if isinstance(classes, str):
-        path = osp.expanduser(classes)
-        if '://' in path:
-            return None, source
-        if osp.isfile(path):
-            with open(path, encoding='utf-8') as file:
-                return tuple(line.rstrip('\n\r') for line in file), source
-    if classes is not None and not isinstance(classes, (list, tuple)):
-        raise ValueError(f'metainfo.classes is {classes!r}, neither names nor a file of names')
+    if isinstance(classes, str):  # check_fields has made sure that it is a file
+        classes = None if '://' in classes else list_from_file(osp.expanduser(classes))
     return None if classes is None else tuple(classes), source

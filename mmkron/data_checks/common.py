@@ -1,8 +1,9 @@
 """What the checks share: how they report a problem, and how they walk a config."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import os.path as osp
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Optional
 
 # Types of what a dataset's config says, beside None; what else it says is checked by the host.
 _TYPES = {
@@ -37,8 +38,7 @@ def describe(problems: Sequence[Problem], title: str) -> str:
         sources = ', '.join(dict.fromkeys(item.source for item in items if item.source))
         lines += ['', f'  {where}' + (f'  <- {sources}' if sources else '')]
         for text in dict.fromkeys(item.text for item in items):
-            first, *others = text.splitlines()
-            lines += [f'    - {first}', *(f'      {line}' for line in others)]
+            lines.append('    - ' + text.replace('\n', '\n      '))
     for hint in dict.fromkeys(item.hint for item in problems if item.hint):
         lines += ['', hint]
     return '\n'.join(lines)
@@ -50,16 +50,36 @@ def print_warning(text: str) -> None:
         print(text, flush=True)
 
 
-def first_three(items: Sequence) -> str:
+def first_three(items: Iterable) -> str:
     """Return the first three different items, and '...' if there are more."""
     items = list(dict.fromkeys(items))
     return ', '.join(map(str, items[:3])) + (', ...' if len(items) > 3 else '')
+
+
+def part_of(part: Sequence, whole: int, what: str, shown: Optional[Iterable] = None) -> str:
+    """Return how many of the whole ``part`` is, what is wrong with it, and the first three of it."""
+    return f'{len(part)} of the {whole} {what}: {first_three(part if shown is None else shown)}'
 
 
 def type_name(cfg: dict) -> str:
     """Return the ``type`` of a config dict without its scope: ``'mmpretrain.ImageNet'`` -> ``'ImageNet'``."""
     kind = cfg.get('type', '')
     return (kind if isinstance(kind, str) else getattr(kind, '__name__', str(kind))).rsplit('.', 1)[-1]
+
+
+def find_dicts(node: Any, key: str = '') -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, dict) of each dict in nested dicts and lists, from the outside to the inside."""
+    if isinstance(node, dict):
+        yield key, node
+    children = node.items() if isinstance(node, dict) else enumerate(node if isinstance(node, (list, tuple)) else ())
+    for name, child in children:
+        yield from find_dicts(child, f'{key}.{name}')
+
+
+def find_metrics(cfg: Any, split: str, kind: str) -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, config) of the metrics of a type in the evaluator of a split."""
+    key = f'{split}_evaluator'
+    return ((name, metric) for name, metric in find_dicts(cfg.get(key), key) if type_name(metric) == kind)
 
 
 def leaf_datasets(dataset: Any, key: str) -> Iterator[tuple[str, dict]]:
@@ -91,9 +111,13 @@ def check_fields(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
             if not isinstance(value, (*types, type(None))):
                 names = ' or '.join(each.__name__ for each in types)
                 yield Problem(f'{key}.{field}', f'expected {names}, got {value!r}')
-        prefix, suffixes = dataset.get('data_prefix'), dataset.get('extensions')
-        parts = [(f'data_prefix.{name}', part) for name, part in prefix.items()] if isinstance(prefix, dict) else []
-        parts += [('extensions', part or 0) for part in suffixes] if isinstance(suffixes, (list, tuple)) else []
-        for field, part in parts:
-            if not isinstance(part, (str, type(None))):
-                yield Problem(f'{key}.{field}', f'expected strings, got {dataset[field.partition(".")[0]]!r}')
+            elif isinstance(value, (dict, list, tuple)) and field != 'metainfo':
+                parts = value.values() if isinstance(value, dict) else value
+                if not all(isinstance(part, str) or part is None and field == 'data_prefix' for part in parts):
+                    yield Problem(f'{key}.{field}', f'expected strings, got {value!r}')
+        metainfo = dataset.get('metainfo')
+        names = (metainfo if isinstance(metainfo, dict) else {}).get('classes', dataset.get('classes'))
+        is_file = isinstance(names, str) and ('://' in names or osp.isfile(osp.expanduser(names)))
+        if not isinstance(names, (list, tuple, type(None))) and not is_file:
+            text = f"expected names, as in ('cat',), or a file of them, got {names!r}"
+            yield Problem(f'{key}.metainfo.classes', text)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Optional
 
 from mmkron.data_checks.class_folders import read_labels
 from mmkron.data_checks.classes import class_names, dataset_type, metainfo
-from mmkron.data_checks.common import Problem, type_name, used_datasets
+from mmkron.data_checks.common import Problem, find_dicts, find_metrics, type_name, used_datasets
 
 # Parts of a model that do not tell the classes of the dataset apart: whether there is an object, which kind of stuff
 # is around it, which person it is.
@@ -27,11 +27,7 @@ class Classes(NamedTuple):
 
 
 def count_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Classes]:
-    """Yield the number of classes of each dataset of which it can be found.
-
-    Raises:
-        ValueError: The classes of a dataset are neither names nor a file of names.
-    """
+    """Yield the number of classes of each dataset of which it can be found."""
     for key, dataset in used_datasets(cfg, splits):
         kind = dataset_type(dataset, cfg.get('default_scope'))
         names, source = class_names(dataset, kind)
@@ -66,26 +62,24 @@ def find_heads(node: Any, key: str, inside: bool = False) -> Iterator[tuple[str,
 
 def check_num_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     """Yield the heads and losses whose number of classes is not the one of the data."""
-    try:
-        datasets = list(count_classes(cfg, splits))
-    except ValueError as error:
-        yield Problem(f'the datasets of {", ".join(splits)}', str(error))
-        return
+    datasets = list(count_classes(cfg, splits))
     preprocessor = cfg.get('data_preprocessor') or {}
+    parts = [part for _, part in find_dicts([preprocessor, cfg.get('model')])]
+    mixes = any(part.get(field) for part in parts for field in ('augments', 'batch_augments', 'to_onehot'))
     for key, head in [*find_heads(cfg.get('model'), 'model'), *find_heads(preprocessor, 'data_preprocessor')]:
         field, stated = 'num_classes', head.get('num_classes')
         panoptic = 'num_things_classes' in head
         if panoptic:
             counts = (head['num_things_classes'], head.get('num_stuff_classes'))
             field, stated = 'num_things_classes', sum(count for count in counts if isinstance(count, int))
+        binary = is_decode_head(key) and not panoptic and output_classes(head) == 2
+        fitting = (stated, None, 2) if binary else (stated, None)
         misfits: dict = {}
         for data in datasets:
             number = data.number if panoptic else data.things
-            binary = is_decode_head(key) and not panoptic and output_classes(head) == 2
-            fits = number in (stated, None) or binary and number == 2
-            if not fits:
+            if number not in fitting:
                 misfits.setdefault((number, data.source, data.exact or number > stated), []).append(data.key)
-        unused = key.endswith('data_preprocessor') and not _mixes(cfg)
+        unused = key.endswith('data_preprocessor') and not mixes  # only mixed batches take its number of classes
         for (number, source, certain), keys in misfits.items():
             text = f'it is {stated}, but the data has {number} classes: {source} ({", ".join(keys)})'
             yield Problem(f'{key}.{field}', text, hint=_HINT, warning=unused or not certain)
@@ -101,31 +95,20 @@ def output_classes(head: dict) -> int:
     return 2 if (head.get('out_channels') or head['num_classes']) == 1 else head['num_classes']
 
 
-def _mixes(cfg: Any) -> bool:
-    """Return whether batches are mixed, which takes the data preprocessor's number of classes."""
-    model = cfg.get('model') if isinstance(cfg.get('model'), dict) else {}
-    own = [cfg.get('data_preprocessor'), model.get('data_preprocessor')]
-    preprocessors = [each for each in own if isinstance(each, dict)]
-    augments = model['train_cfg'].get('augments') if isinstance(model.get('train_cfg'), dict) else None
-    return bool(augments) or any(each.get('to_onehot') or each.get('batch_augments') for each in preprocessors)
-
-
 def check_heads(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     """Yield losses and accuracies that do not fit their head's number of classes."""
-    heads = [
-        (key, head) for key, head in find_heads(cfg.get('model'), 'model') if isinstance(head.get('num_classes'), int)
-    ]
-    for key, head in heads:
+    outer = 0
+    for key, head in find_heads(cfg.get('model'), 'model'):
+        if not isinstance(head.get('num_classes'), int):
+            continue
+        outer = head['num_classes'] if key == 'model.head' else outer
         for field, loss in _losses(key, head):
             yield from _loss_problems(f'{key}.{field}', loss, head)
         if head.get('cal_acc'):
             yield from _topk_problems(f'{key}.topk', head.get('topk'), head['num_classes'])
-    outer = {head['num_classes'] for key, head in heads if key == 'model.head'}
     for split in (split for split in ('val', 'test') if split in splits and outer):
-        metrics = cfg.get(f'{split}_evaluator') or ()
-        for metric in metrics if isinstance(metrics, (list, tuple)) else (metrics,):
-            if isinstance(metric, dict) and type_name(metric) == 'Accuracy':
-                yield from _topk_problems(f'{split}_evaluator.topk', metric.get('topk'), min(outer))
+        for _, metric in find_metrics(cfg, split, 'Accuracy'):
+            yield from _topk_problems(f'{split}_evaluator.topk', metric.get('topk'), outer)
 
 
 def _topk_problems(key: str, topk: Any, number: int) -> Iterator[Problem]:
@@ -136,12 +119,10 @@ def _topk_problems(key: str, topk: Any, number: int) -> Iterator[Problem]:
 
 def _losses(key: str, head: dict) -> Iterator[tuple[str, dict]]:
     """Yield (field, config) of the classification losses of a head, with the softmax that is the hosts' default."""
-    given = [(field, head[field]) for field in ('loss', 'loss_decode', 'loss_cls') if head.get(field)]
-    if not given and (is_decode_head(key) or type_name(head) == 'LinearClsHead'):
-        given = [('loss_decode' if is_decode_head(key) else 'loss', dict(type='CrossEntropyLoss'))]
-    for field, value in given:
-        losses = {f'{field}.{i}': loss for i, loss in enumerate(value)} if isinstance(value, (list, tuple)) else {}
-        yield from ((name, loss) for name, loss in (losses or {field: value}).items() if isinstance(loss, dict))
+    fields = ('loss', 'loss_decode', 'loss_cls')
+    if not any(map(head.get, fields)) and (is_decode_head(key) or type_name(head) == 'LinearClsHead'):
+        head = {'loss_decode' if is_decode_head(key) else 'loss': dict(type='CrossEntropyLoss')}
+    return (found for field in fields for found in find_dicts(head.get(field), field))
 
 
 def _loss_problems(key: str, loss: dict, head: dict) -> Iterator[Problem]:

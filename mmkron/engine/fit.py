@@ -37,7 +37,7 @@ class Fit(NamedTuple):
         return '; '.join([f'it sets {len(self.names) - len(self.unset)} of {len(self.names)} tensors', *parts])
 
     def report(self, source: str) -> None:
-        """Log the counts; raises LaunchError if no tensor was set, or none of the backbone of a model that has one."""
+        """Log the counts; raise LaunchError if no tensor was set, or none of the backbone of a model that has one."""
         names = [name for name in self.names if name.startswith('backbone.')] or self.names
         if names and set(names) <= set(self.unset):
             raise LaunchError(f'{source} does not fit the model: {self}')

@@ -50,7 +50,7 @@ def config(model=None, step='mmkron.PackEventInputs', hooks=(), **preprocessor):
                     ),
                 ]
             ),
-            'SwitchRecipeHook.schedule.1',
+            'custom_hooks.1.schedule.1',
             'CutMix',
         ),
     ],

@@ -10,8 +10,8 @@ from support.errors import raises
 from support.tools import make_image_tree
 
 
-def data_config(**dataset) -> ConfigDict:
-    return ConfigDict(train_dataloader=dict(dataset=dataset))
+def data_config(scope='mmengine', **dataset) -> ConfigDict:
+    return ConfigDict(default_scope=scope, train_dataloader=dict(dataset=dataset))
 
 
 def test_data_message(tmp_path, monkeypatch):
@@ -23,9 +23,7 @@ def test_data_message(tmp_path, monkeypatch):
     text = str(error.value)
     for part in (
         f"  {tmp_path}/data/imagenet  <- train_dataloader.dataset.data_root = 'data/imagenet'",
-        '  data/imagenet/\n',
-        'meta/train.txt               optional',
-        'train/n01440764/*.JPEG',
+        'ImageNet reads this layout: https://mmpretrain.readthedocs.io/',
         f'set in configs/some.py (or in a file of its _base_), relative ones from {tmp_path}',
         '--cfg-options train_dataloader.dataset.data_root=PATH val_dataloader.dataset.data_root=PATH',
         'tools/train.py configs/kanet/kanet-kv_digits.py    (or: make demo)',
@@ -70,7 +68,17 @@ def test_data_nested(tmp_path):
     assert missing.key == 'train_dataloader.dataset.dataset.datasets.1.data_root'
     text = files.describe_missing([missing], 'c.py')
     assert '--cfg-options train_dataloader.dataset.dataset.datasets.1.data_root=PATH' in text
-    assert 'VOC2007/ImageSets/Main/{trainval,test}.txt' in text
+    assert 'layout' not in text  # nor is the type known without its scope
+
+
+@pytest.mark.parametrize(('host', 'kind'), [('mmseg', 'BaseSegDataset'), ('mmdet', 'VOCDataset')])
+def test_layout_of_the_host_that_reads_it(host, kind):
+    pytest.importorskip(host)
+    (missing,) = files.find_missing(data_config(host, type=kind, data_root='/gone'), ['train'])
+    assert missing.layout.startswith(
+        f'https://{dict(mmseg="mmsegmentation", mmdet="mmdetection")[host]}.readthedocs.io'
+    )
+    assert f'{kind} reads this layout: {missing.layout}' in files.describe_missing([missing], 'c.py')
 
 
 def test_data_imagenet_split(tmp_path):
@@ -141,8 +149,8 @@ def test_voc_folder_that_is_incomplete(tmp_path):
     assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/c.jpg', f'{tmp_path}/SegmentationClass/b.png']
     text = files.describe_missing(missing, 'c.py')
     key = "train_dataloader.dataset.ann_file = 'ImageSets/Segmentation/train.txt'"
-    assert f'JPEGImages/c.jpg         <- {key} (1 of the 3 files that it lists are missing)\n' in text
-    assert f'SegmentationClass/b.png  <- {key} (2 of the 3 files that it lists are missing)\n' in text
+    assert f'JPEGImages/c.jpg         <- {key} (1 of the 3 files that it lists are missing: c.jpg)\n' in text
+    assert f'SegmentationClass/b.png  <- {key} (2 of the 3 files that it lists are missing: b.png, c.png)\n' in text
     (tmp_path / 'ImageSets/Segmentation/train.txt').unlink()
     (missing,) = files.find_missing(data_config(**dataset), ['train'])
     assert missing.path == f'{tmp_path}/ImageSets/Segmentation/train.txt'
@@ -182,10 +190,13 @@ def test_listed_files_elsewhere_or_of_another_kind(tmp_path):
         ('extensions', '.jpg'),
         ('extensions', ['.jpg', None]),
         ('metainfo', 'names.txt'),
+        ('metainfo', dict(classes=3)),
+        ('metainfo', dict(classes='crop')),
     ],
 )
 def test_fields_of_another_type(field, value):
     """Before anything is looked for, so that no raw TypeError comes of it."""
     cfg = data_config(**{'type': 'BaseSegDataset', 'data_root': '/gone', field: value})
-    with raises(LaunchError, f'train_dataloader.dataset.{field}', cfg.train_dataloader.dataset[field]):
+    value = value['classes'] if isinstance(value, dict) and 'classes' in value else cfg.train_dataloader.dataset[field]
+    with raises(LaunchError, f'train_dataloader.dataset.{field}', value):
         launch.check_data(cfg, 'c.py', ('train',))

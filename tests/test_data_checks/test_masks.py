@@ -39,7 +39,7 @@ def config(root, head=None, split='train', **dataset):
         ),
         **dataset,
     )
-    model = dict(decode_head=head or dict(num_classes=3))
+    model = dict(type='EncoderDecoder', decode_head=head or dict(num_classes=3))
     return ConfigDict({'default_scope': 'mmseg', 'model': model, f'{split}_dataloader': dict(dataset=dataset)})
 
 
@@ -241,7 +241,6 @@ def test_a_class_is_missed_only_where_it_is_trained(tmp_path):
 def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monkeypatch):
     make_data(tmp_path, [[0, 255]])
     cfg = config(tmp_path)
-    cfg.model.type = 'Unbuilt'
     cfg.optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
     text = ''.join(f'{key} = {value!r}\n' for key, value in cfg.to_dict().items())
     (tmp_path / 'c.py').write_text(f"{text}train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=1)\n")
