@@ -65,8 +65,7 @@ def _read_list(path: str, _: int) -> tuple[str, dict, Counter]:
         with open(path, encoding='utf-8') as file:
             for line in file:
                 name, _, text = line.strip().rpartition(' ')
-                folder, slash, _ = name.partition('/')
-                entries[folder if slash else '', text] += 1
+                entries[osp.basename(osp.dirname(name)), text] += 1
     except ValueError as error:
         return f'it is not text in UTF-8: {error}', {}, Counter()
     counts: Counter = Counter()
@@ -171,7 +170,9 @@ def _differences(train: Labels, other: Labels) -> Iterator[tuple[str, bool]]:
     moved = [name for name, label in other.by_folder.items() if train.by_folder.get(name, label) != label]
     if moved:
         shown = [f'{name} is {train.by_folder[name]} there and {other.by_folder[name]} here' for name in moved]
-        yield f'{len(moved)} folders have another label than in {train.path}: {first_three(shown)}', False
+        # Folders that share a label are not classes but, for example, patients.
+        classes = all(len(set(each.by_folder.values())) == len(each.by_folder) for each in (train, other))
+        yield f'{len(moved)} folders have another label than in {train.path}: {first_three(shown)}', not classes
     unseen = sorted(set(other.counts) - set(train.counts)) if train.is_list and not train.problem else []
     if unseen:
         number = sum(other.counts[label] for label in unseen)

@@ -12,6 +12,7 @@ from typing import Any, Optional
 import numpy as np
 from PIL import Image
 
+from mmkron.data_checks.classes import dataset_type, read_from
 from mmkron.data_checks.coco_file import CocoFile, read_coco
 from mmkron.data_checks.common import Problem, first_three, type_name, used_datasets
 
@@ -41,8 +42,8 @@ def missing_images(images: Iterable[str], folder: str) -> list[str]:
     return missing
 
 
-def dataset_classes(dataset: dict) -> tuple[Any, str]:
-    """The classes of a ``CocoDataset`` and where they are set.
+def dataset_classes(dataset: dict, kind: Optional[type] = None) -> tuple[Any, str]:
+    """The classes of a dataset of type ``kind``, ``CocoDataset`` by default, and where they are set.
 
     Returns:
         A sequence of names, a string that is no file of names, or None where they are remote or mmdet is missing,
@@ -57,6 +58,8 @@ def dataset_classes(dataset: dict) -> tuple[Any, str]:
         return (None if '://' in path else classes), 'metainfo.classes'
     if classes is not None:
         return classes, 'metainfo.classes'
+    if kind is not None:
+        return kind.METAINFO.get('classes'), f'{kind.__name__}.METAINFO'
     try:
         from mmdet.datasets import CocoDataset
     except (ImportError, AssertionError):  # mmdet asserts the versions that it works with
@@ -64,10 +67,14 @@ def dataset_classes(dataset: dict) -> tuple[Any, str]:
     return CocoDataset.METAINFO['classes'], 'CocoDataset.METAINFO'
 
 
-def coco_file(dataset: dict) -> str:
-    """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk."""
+def coco_file(dataset: dict, kind: Optional[type] = None) -> str:
+    """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk.
+
+    A subclass, which ``kind`` may be, is another type if it reads the file by a method of its own.
+    """
     path = osp.expanduser(osp.join(dataset.get('data_root') or '', dataset.get('ann_file') or ''))
-    return path if type_name(dataset) == 'CocoDataset' and osp.isfile(path) else ''
+    known = type_name(dataset) == 'CocoDataset' or read_from(kind, 'mmdet.datasets.coco')
+    return path if known and osp.isfile(path) else ''
 
 
 def image_folder(dataset: dict) -> str:
@@ -79,11 +86,13 @@ def image_folder(dataset: dict) -> str:
 def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     """Yield what is wrong with the COCO annotation files of the used datasets and metrics.
 
-    Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
-    category: that is how the host trains on some of them. For the cost see :func:`read_coco`.
+    Looks at MMDetection's ``CocoDataset``, and at subclasses that read the file as it does. Categories that are no
+    class are no mistake as long as each class is a category: that is how the host trains on some of them. For the cost
+    see :func:`read_coco`.
     """
     for key, dataset in used_datasets(cfg, splits):
-        path = coco_file(dataset)
+        kind = dataset_type(dataset, cfg.get('default_scope'))
+        path = coco_file(dataset, kind)
         if not path:
             continue
         content, source = read_coco(path), f'{key}.ann_file = {dataset["ann_file"]!r}'
@@ -91,9 +100,9 @@ def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
         for text in content.problems:
             yield Problem(path, f'MMDetection cannot read it: {text}', source)
         if not content.problems:
-            for text in misfits(content, dataset):
+            for text in misfits(content, dataset, kind):
                 yield Problem(path, text, source, _CLASSES_HINT)
-            for text, warning in (*box_faults(content), *training_faults(content, dataset)):
+            for text, warning in (*box_faults(content), *training_faults(content, dataset, kind)):
                 yield Problem(path, text, source, _BOXES_HINT, warning)
             for text, warning in size_faults(content, image_folder(dataset)):
                 yield Problem(path, text, source, warning=warning)
@@ -111,16 +120,16 @@ def box_faults(content: CocoFile) -> Iterator[tuple[str, bool]]:
         yield f'{content.corners} of the {total} boxes reach beyond their image; they look like two corners', True
 
 
-def training_faults(content: CocoFile, dataset: dict) -> Iterator[tuple[str, bool]]:
+def training_faults(content: CocoFile, dataset: dict, kind: Optional[type] = None) -> Iterator[tuple[str, bool]]:
     """Yield what leaves a dataset without images or boxes, or a model that learns masks without a mask."""
-    classes, testing = dataset_classes(dataset)[0], bool(dataset.get('test_mode'))
+    classes, testing = dataset_classes(dataset, kind)[0], bool(dataset.get('test_mode'))
     names = content.names if classes is None or isinstance(classes, str) else classes
     wanted = [i for i, name in enumerate(content.names) if name in names]
     kept = np.isin(content.labels, wanted)
     if content.annotations is None or not wanted:
         return
     blamed = content.lost_categories or content.lost_images or any(not warning for _, warning in box_faults(content))
-    if not kept.any() and not blamed:
+    if not (kept & ~content.crowd).any() and not blamed:
         yield f'none of the {len(content.images)} images has a box of a class that can be used', testing
     least = 0 if testing else (dataset.get('filter_cfg') or {}).get('min_size', 0)
     small = int((content.sizes.min(1) < least).sum())
@@ -133,6 +142,13 @@ def training_faults(content: CocoFile, dataset: dict) -> Iterator[tuple[str, boo
     if len(bare) and not testing and _loads_masks(dataset.get('pipeline')):
         shown = first_three([f'annotations[{i}]' for i in bare])
         yield f'with_mask is True, but {len(bare)} annotations have no segmentation of polygons or RLE: {shown}', False
+    thin = np.flatnonzero(kept & content.masked & content.thin)
+    if len(thin) > _FEW * kept.sum() and not testing and _loads_masks(dataset.get('pipeline')):
+        shown = first_three([f'annotations[{i}]' for i in thin])
+        yield (
+            f'{len(thin)} annotations have no polygon of at least 3 points, x and y of each, and are ignored: {shown}',
+            2 * len(thin) <= kept.sum(),
+        )
 
 
 def _loads_masks(steps: Any) -> bool:
@@ -189,11 +205,11 @@ def _metric_faults(evaluator: Any, key: str) -> Iterator[Problem]:
         yield Problem(path, text, source)
 
 
-def misfits(content: CocoFile, dataset: dict) -> Iterator[str]:
+def misfits(content: CocoFile, dataset: dict, kind: Optional[type] = None) -> Iterator[str]:
     """Yield each thing that a file and a dataset's config do not agree on, with both sides."""
     if content.annotations is None and not dataset.get('test_mode'):
         yield "the file has no 'annotations', which only a dataset with test_mode=True can do without"
-    classes, source = dataset_classes(dataset)
+    classes, source = dataset_classes(dataset, kind)
     if isinstance(classes, str):
         yield (
             f'{source} is the string {classes!r}, neither names, as in ({classes!r},), nor a file of names;\n'

@@ -32,6 +32,8 @@ class CocoFile(NamedTuple):
     labels: np.ndarray = np.zeros(0, int)  # position of each annotation's category; -1 if it is dropped
     pictures: np.ndarray = np.zeros(0, int)  # position of each annotation's image, or -1
     masked: np.ndarray = np.zeros(0, bool)  # whether each annotation has a segmentation that can be read
+    thin: np.ndarray = np.zeros(0, bool)  # whether each annotation has polygons, but none with an area
+    crowd: np.ndarray = np.zeros(0, bool)  # whether each annotation is a crowd, which is not learned
     without_crowd: tuple = ()  # positions of the annotations without iscrowd
     corners: int = 0  # boxes that reach beyond their image, if all of them can be read as two corners
 
@@ -194,6 +196,8 @@ def _summarize(content: dict) -> CocoFile:
         labels=np.where(unused, -1, labels),
         pictures=pictures,
         masked=np.array(_masked(entries), bool),
+        thin=np.array([_is_thin(entry.get('segmentation')) for entry in entries], bool),
+        crowd=np.array([bool(entry.get('iscrowd')) for entry in entries], bool),
         without_crowd=tuple(i for i, entry in enumerate(entries) if 'iscrowd' not in entry),
         corners=corners,
     )
@@ -205,6 +209,11 @@ def _masked(entries: Sequence[dict]) -> list[bool]:
     # The types of all numbers at once: COCO has tens of millions.
     plain = {*map(type, polygons)} <= {list} and {*map(type, chain.from_iterable(polygons))} <= {int, float}
     return [bool(mask) if plain and type(mask) is list else _is_mask(mask) for mask in masks]
+
+
+def _is_thin(mask: Any) -> bool:
+    """Whether MMDetection uses none of the polygons, of which each needs at least three points."""
+    return type(mask) is list and not any(type(each) is list and len(each) > 5 and len(each) % 2 == 0 for each in mask)
 
 
 _FLAT = 'have an area of 0 or less'

@@ -151,7 +151,7 @@ def check_masks(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
 
 
 def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
-    (images, folder), (suffix, _) = maps.folders, maps.suffixes
+    (images, folder), (suffix, ending) = maps.folders, maps.suffixes
     if not maps.pairs:
         others = first_three(sorted({osp.splitext(name)[1] for name in _files(images)}))
         yield f'no image in {images} ends in img_suffix={suffix!r}; files there end in: {others or "none"}', False
@@ -160,6 +160,7 @@ def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
         yield f'{len(missing)} of the {len(maps.pairs)} images have no label map: {first_three(missing)}', False
     used = {path for _, path in maps.pairs}
     stray = [] if maps.listed else [name for name in _files(folder) if osp.join(folder, name) not in used]
+    stray = [name for name in stray if name.endswith(ending)]  # Cityscapes has other files beside its label maps
     if stray and maps.pairs:
         yield f'{len(stray)} files have no image that ends in img_suffix={suffix!r}: {first_three(stray)}', True
     if maps.step.get('reduce_zero_label') not in (None, maps.zero):
