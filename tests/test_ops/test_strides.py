@@ -238,7 +238,7 @@ def test_expanded(case):
 
 @pytest.mark.parametrize('case', CASES)
 def test_channels_last(case):
-    """Operands of four dimensions in channels last, as convolutions hand them on, and others that are not contiguous."""
+    """Operands of four dimensions in channels last, as convolutions hand them on; others that are not contiguous."""
 
     def change(x):
         if x.dim() == 4:
