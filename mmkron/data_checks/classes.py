@@ -4,6 +4,7 @@ import os.path as osp
 from typing import Any, Optional
 
 from mmkron.data_checks.common import type_name
+from mmkron.datasets.event_folder import EventFolder, folder_classes
 
 
 def dataset_type(dataset: dict, scope: Optional[str]) -> Optional[type]:
@@ -45,6 +46,8 @@ def metainfo(dataset: dict, kind: Optional[type]) -> dict:
 def class_names(dataset: dict, kind: Optional[type]) -> tuple[Optional[tuple[str, ...]], str]:
     """Return the names that ``metainfo`` gives the classes, None if it gives none, and where they are set.
 
+    Those of an :class:`EventFolder` are its folders otherwise.
+
     Raises:
         ValueError: The classes are neither names nor a file of names.
     """
@@ -58,6 +61,9 @@ def class_names(dataset: dict, kind: Optional[type]) -> tuple[Optional[tuple[str
         if osp.isfile(path):
             with open(path, encoding='utf-8') as file:
                 return tuple(line.rstrip('\n\r') for line in file), source
+    if classes is None and isinstance(kind, type) and issubclass(kind, EventFolder):
+        folder = dataset_path(dataset, (dataset.get('data_prefix') or '') if dataset.get('ann_file') else 'train')
+        return (folder_classes(folder), f'class folders in {folder}') if osp.isdir(folder) else (None, source)
     if classes is not None and not isinstance(classes, (list, tuple)):
         raise ValueError(f'metainfo.classes is {classes!r}, neither names nor a file of names')
     return None if classes is None else tuple(classes), source
