@@ -59,8 +59,9 @@ def _read_list(path: str, _: int) -> tuple[dict, Counter, str]:
             for line in file:
                 name, _, text = line.strip().rpartition(' ')
                 counts[int(text)] += 1
-                if '/' in name:
-                    by_folder.setdefault(name.partition('/')[0], set()).add(int(text))
+                folder = osp.basename(osp.dirname(name))
+                if folder:
+                    by_folder.setdefault(folder, set()).add(int(text))
     except UnicodeDecodeError as error:
         return {}, Counter(), f'it is not text in UTF-8: {error}'
     except ValueError:
@@ -140,7 +141,9 @@ def _differences(train: Labels, other: Labels) -> Iterator[tuple[str, bool]]:
     moved = [name for name, label in other.by_folder.items() if train.by_folder.get(name, label) != label]
     if moved:
         shown = [f'{name} is {train.by_folder[name]} there and {other.by_folder[name]} here' for name in moved]
-        yield f'{len(moved)} folders have another label than in {train.path}: {first_three(shown)}', False
+        # Folders that share a label are not classes but, for example, patients.
+        shared = any(len(set(each.by_folder.values())) < len(each.by_folder) for each in (train, other))
+        yield f'{len(moved)} folders have another label than in {train.path}: {first_three(shown)}', shared
     unseen = sorted(label for label in other.counts.elements() if label not in train.counts)
     if unseen and train.is_list and not train.problem:
         yield f'{len(unseen)} images have labels that do not occur in {train.path}: {first_three(unseen)}', True

@@ -6,6 +6,8 @@ from typing import Any, Optional
 from mmengine.fileio import list_from_file
 
 from mmkron.data_checks.common import type_name
+from mmkron.data_checks.paths import data_path
+from mmkron.datasets.event_folder import EventFolder, folder_classes
 
 
 def dataset_type(dataset: dict, scope: Optional[str]) -> Optional[type]:
@@ -22,13 +24,18 @@ def dataset_type(dataset: dict, scope: Optional[str]) -> Optional[type]:
     return found if isinstance(found, type) else None
 
 
+def lists_by(kind: Optional[type], module: str) -> bool:
+    """Return whether a type lists its samples with the method of this module of a host library."""
+    return getattr(getattr(kind, 'load_data_list', None), '__module__', '') == module
+
+
 def build_unread(dataset: dict, kind: Optional[type], module: str) -> Any:
     """Return a dataset that has read no samples yet, which knows its paths and suffixes as the host does.
 
-    Returns None unless the type lists its samples with the method of this module of a host library, and for arguments
-    that it refuses: the host says it when it builds the dataset.
+    Returns None unless :func:`lists_by` is true, and for arguments that the type refuses: the host says it when it
+    builds the dataset.
     """
-    if getattr(getattr(kind, 'load_data_list', None), '__module__', '') != module:
+    if not lists_by(kind, module):
         return None
     given = {name: value for name, value in dataset.items() if name != 'type'}
     try:
@@ -49,9 +56,16 @@ def metainfo(dataset: dict, kind: Optional[type]) -> dict:
 
 
 def class_names(dataset: dict, kind: Optional[type]) -> tuple[Optional[tuple[str, ...]], str]:
-    """Return the names that ``metainfo`` gives the classes, None if it gives none, and where they are set."""
+    """Return the names that ``metainfo`` gives the classes, None if it gives none, and where they are set.
+
+    Without them, the classes of :class:`EventFolder` are its folders.
+    """
     source = 'metainfo.classes' if 'classes' in metainfo(dataset, None) else f'METAINFO of {type_name(dataset)}'
     classes: Any = metainfo(dataset, kind).get('classes')
     if isinstance(classes, str):  # check_fields has made sure that it is a file
         classes = None if '://' in classes else list_from_file(osp.expanduser(classes))
+    if classes is None and isinstance(kind, type) and issubclass(kind, EventFolder):
+        folder = data_path(dataset, dataset.get('data_prefix') if dataset.get('ann_file') else 'train')
+        if osp.isdir(folder):
+            return folder_classes(folder), f'class folders in {folder}'
     return None if classes is None else tuple(classes), source

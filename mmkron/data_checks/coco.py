@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from mmkron.data_checks.classes import class_names, dataset_type
+from mmkron.data_checks.classes import class_names, dataset_type, lists_by
 from mmkron.data_checks.coco_file import CocoFile, read_coco
 from mmkron.data_checks.common import Problem, find_dicts, find_metrics, first_three, part_of, type_name, used_datasets
 from mmkron.data_checks.paths import data_path, image_size, spread
@@ -23,24 +23,31 @@ _FEW = 1e-3  # so small a part of the boxes can be dropped without a warning, as
 _SAMPLE = 50  # images that are opened, evenly spread
 
 
-def coco_file(dataset: dict) -> str:
-    """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk."""
+def coco_file(dataset: dict, kind: Optional[type] = None) -> str:
+    """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk.
+
+    A subclass, which ``kind`` may be, is another type if it reads the file with a method of its own.
+    """
     path = data_path(dataset, dataset.get('ann_file'))
-    return path if type_name(dataset) == 'CocoDataset' and osp.isfile(path) else ''
+    known = type_name(dataset) == 'CocoDataset' or lists_by(kind, 'mmdet.datasets.coco')
+    return path if known and osp.isfile(path) else ''
 
 
 def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     """Yield what is wrong with the COCO annotation files of the used datasets and metrics.
 
-    Looks at MMDetection's ``CocoDataset`` only. Categories that are no class are no mistake as long as each class is a
-    category: that is how the host trains on some of them. For the cost see :func:`read_coco`.
+    Looks at MMDetection's ``CocoDataset``, and at subclasses that read the file as it does. Categories that are no
+    class are no mistake as long as each class is a category: that is how the host trains on some of them. For the cost
+    see :func:`read_coco`.
     """
     files = []
     for key, dataset in used_datasets(cfg, splits):
-        if coco_file(dataset):
-            content = read_coco(coco_file(dataset))
-            faults = _dataset_faults(content, dataset, dataset_type(dataset, cfg.get('default_scope')))
-            files.append((coco_file(dataset), f'{key}.ann_file = {dataset["ann_file"]!r}', content, faults))
+        kind = dataset_type(dataset, cfg.get('default_scope'))
+        path = coco_file(dataset, kind)
+        if path:
+            content = read_coco(path)
+            faults = _dataset_faults(content, dataset, kind)
+            files.append((path, f'{key}.ann_file = {dataset["ann_file"]!r}', content, faults))
     for key, metric in (found for split in splits for found in find_metrics(cfg, split, 'CocoMetric')):
         path = data_path({}, metric.get('ann_file'))
         if osp.isfile(path) and not metric.get('format_only'):
@@ -97,17 +104,25 @@ def _training_faults(content: CocoFile, dataset: dict, classes: Optional[tuple])
     kept = np.isin(content.labels, wanted)
     if content.annotations is None or not wanted:
         return
-    if not kept.any() and not content.lost and all(warning for _, warning in _box_faults(content)):
+    if not (kept & ~content.crowd).any() and not content.lost and all(warning for _, warning in _box_faults(content)):
         yield f'none of the {total} images has a box of a class that can be used', testing
     least = 0 if testing else (dataset.get('filter_cfg') or {}).get('min_size', 0)
     small = int((content.sizes.min(1) < least).sum())
     if small > _FEW * total:
         text = f'{small} of the {total} images are smaller than filter_cfg.min_size={least} and are dropped'
         yield text, 2 * small <= total
+    if testing or not any(step.get('with_mask') for _, step in find_dicts(dataset.get('pipeline'))):
+        return
     bare = [f'annotations[{i}]' for i in np.flatnonzero(kept & ~content.masked)]
-    if bare and not testing and any(step.get('with_mask') for _, step in find_dicts(dataset.get('pipeline'))):
+    thin = [f'annotations[{i}]' for i in np.flatnonzero(kept & content.thin)]
+    if bare:
         text = f'annotations have no segmentation of polygons or RLE: {first_three(bare)}'
         yield f'with_mask is True, but {len(bare)} {text}', False
+    if len(thin) > _FEW * kept.sum():
+        text = (
+            f'annotations have no polygon of at least 3 points, x and y of each, and are ignored: {first_three(thin)}'
+        )
+        yield f'{len(thin)} {text}', 2 * len(thin) <= kept.sum()
 
 
 def _size_faults(content: CocoFile, folder: str) -> Iterator[tuple[str, bool]]:

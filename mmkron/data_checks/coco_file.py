@@ -27,6 +27,8 @@ class CocoFile(NamedTuple):
     dropped: tuple = ()  # (number, text) for each reason for which MMDetection drops annotations
     labels: np.ndarray = np.zeros(0, int)  # position of each annotation's category; -1 if it is dropped
     masked: np.ndarray = np.zeros(0, bool)  # whether each annotation has a segmentation that can be read
+    thin: np.ndarray = np.zeros(0, bool)  # whether MMDetection ignores all polygons of each annotation
+    crowd: np.ndarray = np.zeros(0, bool)  # whether each annotation is a crowd, which is not learned
     without_crowd: tuple = ()  # positions of the annotations without iscrowd
     corners: int = 0  # boxes that reach beyond their image, if all of them can be read as two corners
 
@@ -69,6 +71,11 @@ def _is_mask(value: Any) -> bool:
     if type(value) is not list or not value:
         return False
     return all(type(polygon) is list and {*map(type, polygon)} <= {int, float} for polygon in value)
+
+
+def _is_thin(mask: Any) -> bool:
+    """Return whether no polygon of a mask has at least three points, x and y of each."""
+    return type(mask) is list and not any(len(polygon) >= 6 and len(polygon) % 2 == 0 for polygon in mask)
 
 
 _ID = (lambda value: type(value) in (int, float, str), 'a number')
@@ -137,6 +144,8 @@ def _summarize(content: dict) -> CocoFile:
         places = np.flatnonzero(positions[whose] < 0)
         if len(places):
             lost.append(_note('annotations', ids, places, f'are of no {whose} of the file', key))
+    masks = [entry.get('segmentation') for entry in entries]
+    masked = [_is_mask(mask) for mask in masks]
     used = np.array([not entry.get('ignore') for entry in entries], bool) & (positions['image'] >= 0)
     # Those without an image have no limits; they are reported as lost.
     reasons, corners = _lost_boxes(entries, np.vstack([sizes, [np.inf, np.inf]])[positions['image']], used)
@@ -155,7 +164,9 @@ def _summarize(content: dict) -> CocoFile:
         lost=tuple(lost),
         dropped=tuple(dropped),
         labels=np.where(used, positions['category'], -1),
-        masked=np.array([_is_mask(entry.get('segmentation')) for entry in entries], bool),
+        masked=np.array(masked, bool),
+        thin=np.array([read and _is_thin(mask) for read, mask in zip(masked, masks)], bool),
+        crowd=np.array([bool(entry.get('iscrowd')) for entry in entries], bool),
         without_crowd=tuple(i for i, entry in enumerate(entries) if 'iscrowd' not in entry),
         corners=corners,
     )

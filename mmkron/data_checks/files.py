@@ -33,13 +33,11 @@ _DOWNLOADED = ('MNIST', 'FashionMNIST', 'CIFAR10', 'CIFAR100')
 _LISTED_TYPES = ('PascalVOCDataset', 'BaseSegDataset')
 
 # Where a host describes the folders that its datasets read.
-# Where a host describes the folders that its datasets read.
 _LAYOUTS = {
     'mmpretrain': 'https://mmpretrain.readthedocs.io/en/latest/user_guides/dataset_prepare.html',
     'mmseg': 'https://mmsegmentation.readthedocs.io/en/latest/user_guides/2_dataset_prepare.html',
     'mmdet': 'https://mmdetection.readthedocs.io/en/latest/user_guides/dataset_prepare.html',
 }
-# How to get the data that shipped configs use.
 # How to get the data that shipped configs use.
 _SOURCES = {
     'FashionMNIST': """\
@@ -125,7 +123,7 @@ def _missing_in(dataset: dict, key: str) -> tuple[str, list[tuple[str, str, str,
 def _missing_listed(dataset: dict) -> Iterator[tuple[str, str]]:
     """Yield a first missing file and a note on all of them, of the files that a list or an annotation file names."""
     listed, prefix, groups = data_path(dataset, dataset.get('ann_file')), dataset.get('data_prefix') or {}, []
-    if coco_file(dataset):
+    if coco_file(dataset):  # of a subclass it is not known where the images are
         groups = [('img', read_coco(listed).images)]
     elif type_name(dataset) in _LISTED_TYPES and osp.isfile(listed):
         names = [line.strip() for line in list_from_file(listed)]

@@ -86,6 +86,7 @@ def check_masks(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
 def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
     images, folder = (maps.dataset.data_prefix[name] for name in ('img_path', 'seg_map_path'))
     suffix, zero = maps.dataset.img_suffix, maps.dataset.reduce_zero_label
+    ending = maps.dataset.seg_map_suffix  # Cityscapes has other files beside its label maps
     if not maps.pairs:
         others = first_three(sorted({osp.splitext(name)[1] for name in _files(images)}))
         yield f'no image in {images} ends in img_suffix={suffix!r}; files there end in: {others or "none"}', False
@@ -94,7 +95,8 @@ def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
         yield part_of(missing, len(maps.pairs), 'images have no label map'), False
     used = {path for _, path in maps.pairs}
     listed = osp.isfile(maps.dataset.ann_file)
-    stray = [] if listed else [name for name in _files(folder) if osp.join(folder, name) not in used]
+    files = [] if listed else [name for name in _files(folder) if name.endswith(ending)]
+    stray = [name for name in files if osp.join(folder, name) not in used]
     if stray and maps.pairs:
         yield f'{len(stray)} files have no image that ends in img_suffix={suffix!r}: {first_three(stray)}', True
     if maps.step.get('reduce_zero_label') not in (None, zero):

@@ -113,7 +113,7 @@ class NormLIFFunction(torch.autograd.Function):
         grad, *grads = torch.ops.aten.native_batch_norm_backward(
             grad.flatten(0, 1),
             x,
-            weight.to(mean.dtype),
+            weight.to(mean.dtype).contiguous(),  # torch's kernel for channels_last maps reads it by its address
             None,
             None,
             mean,
@@ -146,6 +146,6 @@ def mean_and_variance(x: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, out: Tensor) -> None:
     """Writes ``out``; statistics that are given come back empty."""
-    weight, bias = weight.to(mean.dtype), bias.to(mean.dtype)
+    weight, bias = weight.to(mean.dtype).contiguous(), bias.to(mean.dtype).contiguous()
     unused = mean.new_empty(0), mean.new_empty(0)
     torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps, out=(out, *unused))

@@ -164,6 +164,21 @@ def test_labels_that_one_list_lacks(tmp_path):
     ]
 
 
+def test_folders_of_lists(tmp_path):
+    """The folder next to the file is the class, if no other one has its label."""
+    cfg = config(tmp_path, ann_file='val.txt')
+    cfg.train_dataloader.dataset.update(ann_file='train.txt', metainfo=dict(classes=NAMES))
+    write_list(tmp_path, 'train.txt', ['train/daisy/a.JPG 0', 'train/rose/b.JPG 1', 'train/tulip/c.JPG 2'])
+    write_list(tmp_path, 'val.txt', ['val/daisy/a.JPG 0', 'val/tulip/c.JPG 1'])
+    (error,), _ = found(cfg)
+    assert error.endswith(': tulip is 2 there and 1 here')
+    write_list(tmp_path, 'train.txt', ['patient1/a.JPG 0', 'patient2/b.JPG 0', 'patient3/c.JPG 1', 'patient4/c.JPG 2'])
+    write_list(tmp_path, 'val.txt', ['patient1/d.JPG 1', 'patient2/e.JPG 0'])
+    errors, (warning,) = found(cfg)
+    assert errors == []
+    assert warning.endswith(': patient1 is 0 there and 1 here')
+
+
 def test_the_list_that_imagenet_finds_itself(tmp_path):
     make_folders(tmp_path)
     (tmp_path / 'meta').mkdir()

@@ -259,6 +259,62 @@ def test_good_masks(write):
     assert problems(write(content, pipeline=MASKS)) == ([], [])
 
 
+def test_polygons_that_the_host_ignores(write):
+    """Of less than 3 points, or of an odd number of coordinates: MMDetection drops them without a word."""
+    content = coco_content()
+    content['annotations'][1]['segmentation'] = [[1, 1, 5, 5]]
+    content['annotations'][2]['segmentation'] = [[1, 1, 5, 1, 5, 5, 1], SQUARE[0]]
+    dataset = write(content)
+    assert problems(dataset) == ([], [])
+    errors, (text,) = problems(dict(dataset, pipeline=MASKS))
+    assert errors == []
+    assert text.startswith('1 annotations ')
+    assert text.endswith(': annotations[1]')
+    for entry in content['annotations']:
+        entry['segmentation'] = [[1, 1, 5, 1, 5, 5, 1]]
+    (text,), warnings = problems(write(content, pipeline=MASKS))
+    assert warnings == []
+    assert text.startswith('6 annotations ')
+
+
+def test_crowds_alone_teach_nothing(write):
+    content = coco_content()
+    for entry in content['annotations']:
+        entry['iscrowd'] = 1
+    (text,), _ = problems(write(content))
+    assert text.startswith('none of the 3 images has a box ')
+    content['annotations'][5]['iscrowd'] = 0
+    assert problems(write(content)) == ([], [])
+
+
+def test_types_derived_from_coco(write):
+    """A subclass that reads the file as CocoDataset does is checked by its own classes; others are left alone."""
+    datasets = pytest.importorskip('mmdet.datasets', reason='runs MMDetection configs')
+
+    class Pets(datasets.CocoDataset):
+        METAINFO = dict(classes=('cat', 'dog'))
+
+    class OwnReader(Pets):
+        def load_data_list(self):
+            return []
+
+    content = coco_content([annotation(i, (0.1, 0.1, 0.5, 0.5)) for i in range(6)])
+    for kind, number in ((Pets, 1), (OwnReader, 0)):
+        dataset = write(content, type=kind)
+        del dataset['metainfo']
+        errors, _ = problems(dataset)
+        assert len(errors) == number
+    dataset = write(coco_content(), type=Pets)
+    del dataset['metainfo']
+    assert problems(dataset) == ([], [])
+    assert host_boxes(dataset)  # MMDetection reads it, too
+    content = coco_content()
+    content['categories'][1]['name'] = 'cow'
+    write(content)
+    (text,), _ = problems(dataset)
+    assert text.startswith('1 of the 2 classes of METAINFO of Pets are no category ')
+
+
 # --------------------------------------------------------------------------------------------------------------- metric
 
 

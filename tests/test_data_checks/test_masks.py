@@ -217,6 +217,9 @@ def test_files_that_lack_their_partner(tmp_path):
     errors, warnings = found(cfg)
     assert errors == [f'1 of the 2 images have no label map: {tmp_path}/labels/001.png']
     assert warnings == ["1 files have no image that ends in img_suffix='.jpg': 002.png"]
+    for name in ('000_color.tif', '001_instances.json'):  # as Cityscapes has beside its label maps
+        (tmp_path / 'labels' / name).touch()
+    assert found(cfg)[1] == warnings
     cfg.train_dataloader.dataset.img_suffix = '.png'
     assert found(cfg)[0] == [
         f"no image in {tmp_path}/images ends in img_suffix='.png'; files there end in: .jpeg, .jpg"

@@ -248,3 +248,27 @@ def test_training_is_refused_before_anything_is_built(path, key, number, train_a
     args = train_args(ROOT / 'configs' / path, '--work-dir', tmp_path, '--cfg-options', f'{key}={number}')
     with raises(LaunchError, key, number):
         launch.train(args)
+
+
+def test_folders_of_events(tmp_path):
+    """EventFolder takes the classes of each split from the folders of train, or from those that its list is about."""
+    for name in ('train/a', 'train/b', 'val/a', '.frames/c'):
+        (tmp_path / name).mkdir(parents=True)
+    head = dict(type='LinearClsHead', num_classes=2)
+    cfg = make(dict(type='ImageClassifier', head=head), scope='mmpretrain')
+    for split in ('train', 'val'):
+        dataset = dict(type='mmkron.EventFolder', data_root=str(tmp_path), data_prefix=split)
+        cfg[f'{split}_dataloader'] = ConfigDict(dataset=dataset)
+    assert found(cfg) == ([], [])
+    cfg.model.head.num_classes = 11
+    assert found(cfg) == (['model.head.num_classes'], [])
+    (problem,) = check_num_classes(cfg, ('val',))
+    assert problem.text.startswith(f'it is 11, but the data has 2 classes: class folders in {tmp_path}/train ')
+    cfg.val_dataloader.dataset.update(ann_file='list.txt')
+    (problem,) = check_num_classes(cfg, ('val',))
+    assert problem.text.startswith(f'it is 11, but the data has 1 classes: class folders in {tmp_path}/val ')
+    cfg.val_dataloader.dataset.metainfo = dict(classes=('a', 'b', 'c'))
+    (problem,) = check_num_classes(cfg, ('val',))
+    assert problem.text.startswith('it is 11, but the data has 3 classes: metainfo.classes ')
+    cfg.val_dataloader.dataset = dict(type='mmkron.EventFolder', data_root=str(tmp_path / 'nowhere'))
+    assert found(cfg, ('val',)) == ([], [])  # the data set says what is missing

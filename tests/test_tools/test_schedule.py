@@ -1,6 +1,8 @@
 """The learning rates of a resumed training: those of one that had the config's schedule from the start."""
 
+import copy
 import uuid
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from mmengine.runner import Runner
 from mmkron.engine import flexible
 from mmkron.engine.checkpoints import read_whole, safe_loading
 from mmkron.engine.errors import LaunchError
+from mmkron.engine.hooks import schedule
 from mmkron.engine.hooks.schedule import FollowConfigHook
 from support.errors import raises
 
@@ -265,3 +268,20 @@ def test_config_of_a_checkpoint_is_not_run(train, tmp_path):
     torch.save(content, tmp_path / 'evil.pth')
     train(cosine(4), epochs=4, resume='evil.pth')
     assert not (tmp_path / 'proof').exists()
+
+
+@pytest.mark.parametrize('optimizer', [torch.optim.AdamW, partial(torch.optim.SGD, lr=0.1, momentum=0.9)])
+def test_state_of_a_time_constant_without_dimensions(optimizer):
+    """As earlier versions saved it; the next step is that of the optimizer which was saved."""
+    parameters = [torch.nn.Parameter(torch.tensor([0.3])) for _ in range(2)]
+    first, second = (OptimWrapper(optimizer([parameter])) for parameter in parameters)
+    first.update_params((parameters[0] ** 2).sum())
+    saved = copy.deepcopy(first.optimizer.state_dict())
+    for name, value in saved['state'][0].items():
+        saved['state'][0][name] = value.reshape(()) if isinstance(value, torch.Tensor) else value
+    assert schedule._take_options(second, saved, set()) == set()
+    second.load_state_dict(saved)
+    parameters[1].data.copy_(parameters[0].data)
+    for wrapper, parameter in zip((first, second), parameters):
+        wrapper.update_params((parameter**2).sum())
+    assert parameters[0].item() == parameters[1].item() != 0.3

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.runner import IterBasedTrainLoop
+from torch import Tensor
 
 from mmkron.engine.errors import LaunchError
 
@@ -110,6 +111,7 @@ def _take_options(wrapper: Any, saved: Any, scheduled: set[str]) -> set[str]:
             f'--resume: the parameter groups of the optimizer have {sizes} entries, those of the checkpoint '
             f'{other_sizes}; {START_FROM_WEIGHTS}'
         )
+    _add_dimensions(groups, others, saved.get('state') or {})
     kept = {'params', *scheduled} | ({'betas'} if 'momentum' in scheduled else set())  # by which Adam has a momentum
     changed = set()
     for group, other in [*zip(groups, others), (wrapper.base_param_settings, saved.get('base_param_settings'))]:
@@ -127,3 +129,12 @@ def _take_options(wrapper: Any, saved: Any, scheduled: set[str]) -> set[str]:
         changed |= {name for name in names - lacking if name[:8] != 'initial_' and other[name] != group[name]}
         other.update({name: group[name] for name in names})
     return changed
+
+
+def _add_dimensions(groups: Any, others: Any, state: dict) -> None:
+    """Let the state of parameters that earlier versions had without dimensions, time constants, have those of today."""
+    for group, other in zip(groups, others):
+        for parameter, key in zip(group['params'], other.get('params', ())):
+            for name, value in (state.get(key) or {}).items():
+                if isinstance(value, Tensor) and not value.dim() and parameter.shape == (1,) and name != 'step':
+                    state[key][name] = value.reshape(1)
