@@ -10,7 +10,8 @@ from mmkron.data_checks.common import Problem, find_dicts, find_metrics, type_na
 # Parts of a model that do not tell the classes of the dataset apart: whether there is an object, which kind of stuff
 # is around it, which person it is.
 _OTHER_CLASSES = ('rpn_head', 'semantic_head', 'reid')
-_OTHER_TYPES = ('MOTChallengeDataset', 'SideAdapterCLIPHead')  # tracks one class of many; takes words for classes
+# Track one class of many, take words for classes, or learn whether there is an edge.
+_OTHER_TYPES = ('MOTChallengeDataset', 'SideAdapterCLIPHead', 'STDCHead')
 _HINT = """\
 Each head of the model, and its losses, need the number of classes of the data: set KEY=NUMBER in the config or with
   --cfg-options KEY=NUMBER"""
@@ -32,15 +33,16 @@ def count_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Classes]:
         kind = dataset_type(dataset, cfg.get('default_scope'))
         names, source = class_names(dataset, kind)
         labels = read_labels(key, dataset, kind)
-        if labels is not None and labels.is_list and (names is None or source.startswith('METAINFO')):
+        subset = names is None or source.startswith('METAINFO')  # maybe: of a published dataset, under its type
+        if labels is not None and labels.is_list and subset:
             number = max(labels.counts, default=-1) + 1
             yield Classes(key, number, f'labels up to {number - 1} in {labels.path}', number, exact=False)
+        elif labels is not None and subset:
+            number = len(labels.by_folder)
+            yield Classes(key, number, f'class folders in {labels.path}', number, exact=names is None)
         elif names is not None and type_name(dataset) not in _OTHER_TYPES:
             things = metainfo(dataset, kind).get('thing_classes', None if 'Panoptic' in type_name(dataset) else names)
             yield Classes(key, len(names), source, None if things is None else len(things))
-        elif labels is not None:
-            number = len(labels.by_folder)
-            yield Classes(key, number, f'class folders in {labels.path}', number)
 
 
 def find_heads(node: Any, key: str, inside: bool = False) -> Iterator[tuple[str, dict]]:

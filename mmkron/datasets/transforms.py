@@ -68,7 +68,8 @@ class LoadImageFromFile(MMCVLoadImageFromFile):
 
 def _check_complete(data: bytes) -> None:
     """Raise what Pillow raises if the pixels of an image are not all there."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # MMCV's decoder has a limit of its own, 2**30 pixels
+    # Pillow refuses twice as many: 2**30 pixels, which is the limit of MMCV's decoder, too.
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, 2**29
     try:
         try:
             image = Image.open(io.BytesIO(data))

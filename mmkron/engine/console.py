@@ -20,10 +20,11 @@ from mmkron.engine.fit import find_pretrained
 
 
 class _WarningsAlone(logging.Filter):
-    """Pass warnings and errors, except for MMEngine's warnings about its own use of its old names."""
+    """Pass warnings, errors and what is meant for the console, except for MMEngine's warnings about its old names."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING and 'will be deprecated in future' not in record.getMessage()
+        wanted = record.levelno >= logging.WARNING or getattr(record, 'on_console', False)
+        return wanted and 'will be deprecated in future' not in record.getMessage()
 
 
 def quiet(logger: MMLogger) -> MMLogger:

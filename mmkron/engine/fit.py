@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch.nn as nn
 from mmengine.config import Config
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner import Runner, checkpoint
 from torch import Tensor
@@ -41,7 +41,8 @@ class Fit(NamedTuple):
         names = [name for name in self.names if name.startswith('backbone.')] or self.names
         if names and set(names) <= set(self.unset):
             raise LaunchError(f'{source} does not fit the model: {self}')
-        print_log(f'{source}: {self}', 'current', logging.WARNING if self.unset else logging.INFO)
+        level = logging.WARNING if self.unset else logging.INFO
+        MMLogger.get_current_instance().log(level, f'{source}: {self}', extra=dict(on_console=True))
 
 
 def _counting(names: Iterable[str]) -> list[str]:
@@ -99,10 +100,10 @@ def check_start(runner: Runner, cfg: Config, content: Any) -> None:
     Raises:
         LaunchError: It does not fit: a training that resumes needs each tensor, another one some of the backbone's.
     """
-    watch_pretrained(runner.model)
     runner.register_hook(FollowConfigHook())
     path, resume = cfg.get('load_from'), bool(cfg.get('resume'))
     check_fit(runner.model, path, content, '--resume' if resume else 'load_from', resume, START_FROM_WEIGHTS)
+    watch_pretrained(runner.model)  # now, as the first load that it sees has to be that of init_weights
 
 
 def find_pretrained(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict]]:

@@ -511,8 +511,8 @@ def environment(cfg: Config, args: Namespace) -> Iterator[None]:
         if not reason:
             raise
         raise LaunchError(
-            f"{cfg.load_from or 'the checkpoint'} is refused: it holds more than weights and MMEngine's "
-            f'own records, and reading that could run code. {reason}'
+            "a file that this run reads by torch.load is refused: it holds more than weights and MMEngine's own "
+            f'records, and reading that could run code. {reason}'
         ) from error
     finally:
         if opened:

@@ -29,7 +29,7 @@ def check_init_cfg(init_cfg: Any) -> None:
     if init_cfg is None:
         return
     if not isinstance(init_cfg, (Mapping, list, tuple)) or not init_cfg:
-        raise TypeError(f'init_cfg must be None, a dict or a list of dicts, got {init_cfg!r}')
+        raise TypeError(f'init_cfg must be None, a dict or a list of dicts, not empty, got {init_cfg!r}')
     for cfg in [init_cfg] if isinstance(init_cfg, Mapping) else init_cfg:
         _try('init_cfg', cfg, lambda cfg: WEIGHT_INITIALIZERS.build({k: v for k, v in cfg.items() if k != 'override'}))
 

@@ -129,6 +129,27 @@ def test_classes_of_a_file(tmp_path):
     assert found(cfg)[0] == ['model.decode_head.num_classes']
 
 
+def test_subset_of_a_published_dataset(tmp_path):
+    """ImageNet's type reads any class folders, so their number counts and not the 1,000 names of the type."""
+    pytest.importorskip('mmpretrain')
+    for name in ('cat', 'dog'):
+        (tmp_path / name).mkdir()
+    dataset = dict(type='ImageNet', data_root=str(tmp_path))
+    cfg = ConfigDict(default_scope='mmpretrain', model=dict(head=dict(num_classes=2)))
+    cfg.train_dataloader = dict(dataset=dataset)
+    assert found(cfg) == ([], [])
+    cfg.model.head.num_classes = 1000
+    assert found(cfg) == ([], ['model.head.num_classes'])
+    cfg.model.head.num_classes = 1
+    assert found(cfg)[0] == ['model.head.num_classes']
+
+
+def test_head_of_edges():
+    """MMSegmentation's STDC networks have a head that tells edges from what is none."""
+    heads = [dict(type='FCNHead', num_classes=19), dict(type='STDCHead', num_classes=2)]
+    assert found(make(dict(auxiliary_head=heads), 19, 'mmseg')) == ([], [])
+
+
 def test_class_folders_and_lists(tmp_path):
     pytest.importorskip('mmpretrain')
     for name in ('cat', 'dog'):

@@ -157,6 +157,18 @@ def test_flipped_bits(legacy, tmp_path):
     assert loaded < 300
 
 
+def test_archive_without_checksums(tmp_path):
+    """PyTorch can leave them out, to save time: then there is nothing to compare."""
+    if not hasattr(torch.serialization, 'set_crc32_options'):
+        pytest.skip('this PyTorch always writes checksums')
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(dict(a=torch.arange(5.0), b=torch.ones(3)), tmp_path / 'a.pth')
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert read_whole(tmp_path / 'a.pth', 'checkpoint')['a'].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_random_bytes(tmp_path):
     numbers = random.Random(1)
     for i in range(300):

@@ -223,7 +223,7 @@ def test_an_existing_folder_is_refused_unless_empty(tool, tmp_path, capsys):
     assert len(before) == 3 * 3 + 8
     capsys.readouterr()
     message = refusal(tool, capsys, out, '--source', source, *SMALL, '--seed', '1')
-    assert message == f'OUT must be a new or empty folder, got {out}: nothing is overwritten'
+    assert f'OUT must be a new or empty folder, got {out}' in message
     assert content(out) == before
 
     (tmp_path / 'file').write_text('kept')

@@ -1,5 +1,7 @@
 """How much of a checkpoint fits the model: refused, or said with the right numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mmengine.model import BaseModel, BaseModule, BaseTTAModel, MMDistributedDataParallel
@@ -52,7 +54,8 @@ class Renamed(Model):
 @pytest.fixture
 def lines(monkeypatch):
     found = []
-    monkeypatch.setattr(fit, 'print_log', lambda text, logger, level: found.append(text))
+    logger = SimpleNamespace(log=lambda level, text, extra: found.append(text))
+    monkeypatch.setattr(fit, 'MMLogger', SimpleNamespace(get_current_instance=lambda: logger))
     return found
 
 
@@ -300,6 +303,8 @@ def test_train(trained, tiny_config, train_args, tmp_path, lines):  # noqa: F811
             config.write_text(config.read_text() + "runner_type = 'FlexibleRunner'\n")
         with raises(LaunchError, str(tmp_path / 'foreign.pth')):
             run(config)
+        with raises(LaunchError, 'model.backbone.init_cfg.checkpoint', tmp_path / 'foreign.pth'):
+            run(config, '--cfg-options', f'load_from={path}')  # whose load is not the one that init_cfg asks for
 
 
 def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path, lines):  # noqa: F811

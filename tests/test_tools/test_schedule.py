@@ -1,6 +1,7 @@
 """The learning rates of a resumed training: those of one that had the config's schedule from the start."""
 
 import copy
+import logging
 import uuid
 from functools import partial
 from types import SimpleNamespace
@@ -217,7 +218,7 @@ def test_several_optimizers():
         optim_wrapper=wrappers,
         param_schedulers=schedulers,
         train_loop=SimpleNamespace(dataloader=range(4)),
-        logger=SimpleNamespace(warning=str),
+        logger=logging.getLogger('none'),
     )
     expected = saved(*state(6, 3))
     assert checkpoint['optimizer'] != expected['optimizer']
@@ -225,14 +226,15 @@ def test_several_optimizers():
     assert {key: checkpoint[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize('cls', [Runner, flexible.FlexibleRunner])
 @pytest.mark.parametrize('lacking', ['optimizer', 'param_schedulers'])
-def test_checkpoint_without_a_part(train, tmp_path, lacking):
+def test_checkpoint_without_a_part(train, tmp_path, lacking, cls):
     """MMEngine would go on in the schedule from the first rate, or at its start from the last one."""
-    whole = train(cosine(4), epochs=4)
+    whole = train(cosine(4), epochs=4, cls=cls)
     content = read_whole(str(tmp_path / 'epoch_2.pth'), '')
     del content[lacking]
     torch.save(content, tmp_path / 'less.pth')
-    assert train(cosine(4), epochs=4, resume='less.pth') == {i: whole[i] for i in range(8, 16)}
+    assert train(cosine(4), epochs=4, resume='less.pth', cls=cls) == {i: whole[i] for i in range(8, 16)}
 
 
 def test_flexible_runner(train):

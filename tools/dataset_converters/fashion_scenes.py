@@ -384,7 +384,9 @@ def main(argv: list[str] | None = None) -> None:
     parser, args = parse_args(argv)
     out = args.out.resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        parser.error(f'OUT must be a new or empty folder, got {args.out}: nothing is overwritten')
+        parser.error(
+            f'OUT must be a new or empty folder, got {args.out}: nothing is overwritten. Remove it for new ones'
+        )
     try:
         source = read_source(args.source)
         out.parent.mkdir(parents=True, exist_ok=True)

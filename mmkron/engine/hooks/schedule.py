@@ -42,16 +42,18 @@ class FollowConfigHook(Hook):
             _step_to(runner, checkpoint['meta'])
             checkpoint['param_schedulers'] = _states(runner)
             own, changed = None, {'schedule'}
+        if 'optimizer' not in checkpoint and hasattr(runner, 'strategy'):  # which asks for one
+            checkpoint['optimizer'] = runner.optim_wrapper.state_dict()
         saved = checkpoint.get('optimizer', {})
         for key, wrapper in wrappers.items() if 'optimizer' in checkpoint else ():
             scheduled = own.get(key, ()) if isinstance(own, dict) else own or ()
             changed |= _take_options(wrapper, saved.get(key) if key else saved, {s['param_name'] for s in scheduled})
         if changed:
-            rates = ', '.join(f'{wrapper.get_lr()["lr"][0]:.6g}' for wrapper in wrappers.values())
-            runner.logger.warning(
-                f'--resume: {", ".join(sorted(changed))} of the config instead of the checkpoint; the schedule is at a '
-                f'learning rate of {rates}'
-            )
+            place = ''
+            if 'schedule' in changed:
+                rates = ', '.join(f'{wrapper.get_lr()["lr"][0]:.6g}' for wrapper in wrappers.values())
+                place = f'; the schedule is at a learning rate of {rates}'
+            runner.logger.warning(f'--resume: {", ".join(sorted(changed))} of the config, not of the checkpoint{place}')
 
 
 def _states(runner: Any) -> Any:
@@ -91,6 +93,7 @@ def _step_to(runner: Any, meta: dict) -> None:
             for scheduler in chosen:
                 scheduler.step()
 
+    runner.logger.info(f'--resume: the schedule is stepped to iteration {meta["iter"]}', extra=dict(on_console=True))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # that no optimizer steps in between
         for _ in range(epochs):
