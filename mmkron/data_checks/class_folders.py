@@ -70,7 +70,7 @@ def _read_list(path: str, _: int) -> tuple[dict, Counter, str]:
 
 
 def check_class_folders(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
-    """Yield what is wrong with the class folders or lists of labels, and where they differ from those of train."""
+    """Yield faults of class folders and lists of labels, and differences from the training set."""
     train = None
     for key, dataset in used_datasets(cfg, tuple(dict.fromkeys(('train', *splits)))):
         kind = dataset_type(dataset, cfg.get('default_scope'))
@@ -132,7 +132,7 @@ def _list_problems(labels: Labels, classes: Optional[tuple], trained_on: bool) -
 
 
 def _differences(train: Labels, other: Labels) -> Iterator[tuple[str, bool]]:
-    """Compare the labels of a dataset with those of the one that is trained on."""
+    """Compare the labels of a dataset with the labels of the training set."""
     lacking = [name for name in train.by_folder if name not in other.by_folder]
     added = [name for name in other.by_folder if name not in train.by_folder]
     if (lacking or added) and not train.is_list and not other.is_list:

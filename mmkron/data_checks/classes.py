@@ -50,7 +50,7 @@ def metainfo(dataset: dict, kind: Optional[type]) -> dict:
     own = dict(given) if isinstance(given, dict) else {}
     if dataset.get('classes') is not None:
         own.setdefault('classes', dataset['classes'])
-    if 'classes' in own:  # things and stuff of METAINFO are those of other classes then
+    if 'classes' in own:  # then the things and stuff of METAINFO belong to other classes
         return own
     return {**(getattr(kind, 'METAINFO', None) or {}), **own}
 

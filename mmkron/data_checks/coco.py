@@ -1,6 +1,6 @@
-"""What an annotation file in COCO's format and a dataset's config have to agree on.
+"""Compare an annotation file in COCO's format with the dataset's config.
 
-MMDetection passes over what does not fit: annotations of a category whose name is no class, of an id that no category
+MMDetection ignores what does not fit: annotations of a category whose name is no class, of an id that no category
 has, or of an image that is not listed are dropped, and the training runs on the rest.
 """
 

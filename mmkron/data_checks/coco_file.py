@@ -1,4 +1,4 @@
-"""What MMDetection reads of an annotation file in COCO's format, what it cannot read, and what it would drop."""
+"""Read an annotation file in COCO's format; note what MMDetection cannot read and what it would drop."""
 
 import json
 import os
