@@ -13,7 +13,7 @@ demo-det:  ## train a small Mask R-CNN with lambda layers on scenes of Fashion-M
 	test -f data/fashion_scenes/annotations/classes.txt || \
 	    .venv/bin/python tools/dataset_converters/fashion_scenes.py data/fashion_scenes
 	OMP_NUM_THREADS=1 .venv/bin/python tools/demo.py \
-	    configs/lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py --cfg-options \
+	    configs/lambda_resnet/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py --cfg-options \
 	    train_dataloader.dataset.metainfo.classes=data/fashion_scenes/annotations/classes.txt \
 	    val_dataloader.dataset.metainfo.classes=data/fashion_scenes/annotations/classes.txt
 

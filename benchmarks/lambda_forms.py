@@ -1,4 +1,4 @@
-"""Times of the forms of the position lambda on random problems: the rates of mmkron/ops/lambda_cost.py and what the
+"""Times of the forms of the position lambda on random problems: the rates of ops/lambdas/heuristics.py and what the
 choice by them is worth.
 
 Writes lambda_forms.md beside this script and prints the rates. float32 on a CPU, one and two threads, without a graph
@@ -19,8 +19,9 @@ import torch
 from mmengine.utils import ProgressBar
 from scipy.optimize import nnls
 
-from mmkron.ops import lambda_cost, lambdas
-from mmkron.ops.lambda_cost import WORK, Problem, candidates
+from mmkron.ops.lambdas import heuristics as lambda_cost
+from mmkron.ops.lambdas import position as lambdas
+from mmkron.ops.lambdas.heuristics import WORK, Problem, candidates
 from timing import machine, medians, table
 
 FOLDER = Path(__file__).resolve().parent
@@ -70,7 +71,7 @@ def measure(problem: Problem) -> Figures:
 
 
 def fit(times: dict[Problem, Figures]) -> dict[bool, dict[str, tuple[float, ...]]]:
-    """Rates as in :data:`mmkron.ops.lambda_cost.RATES`."""
+    """Rates as in :data:`mmkron.ops.lambdas.heuristics.RATES`."""
     rates: dict[bool, dict[str, tuple[float, ...]]] = {False: {}, True: {}}
     for backward in rates:
         for form, work in WORK.items():

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torchvision.models import resnet50
 
 from memory import check_memory, in_own_processes, memory_of
-from mmkron.analysis.lambda_weights import convert_lambda_networks
+from mmkron.converters.lambda_resnet import convert_lambda_networks
 from mmkron.layers import LambdaLayer
 from mmkron.models import LambdaResNet
-from mmkron.ops import lambdas
+from mmkron.ops.lambdas import position as lambdas
 from timing import machine, medians, table
 
 FOLDER = Path(__file__).resolve().parent

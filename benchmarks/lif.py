@@ -2,7 +2,7 @@
 
 Writes lif.md beside this script. T 4, float32, on the CPU; with CUDA present, the neurons there as well. Ratios within
 one run count; absolute times do not. "forward" is inference, "both" a training step with the gradient of the input. The
-loop is :func:`mmkron.ops.lif.lif_loop`, the equations with torch's own differentiation.
+loop is :func:`mmkron.ops.neurons.lif.lif_loop`, the equations with torch's own differentiation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPE = (4, 8, 96, 56, 56)
 # How many times as fast as SpikingJelly and as the loop we want to be, forward and both.
 GOALS = {'SpikingJelly': (4, 3), 'loop': (2.2, 2.5)}
 OURS = 'mmkron'
-module = import_module('mmkron.ops.lif')
+module = import_module('mmkron.ops.neurons.lif')
 
 
 def loop(x: Tensor, **settings: Any) -> Tensor:

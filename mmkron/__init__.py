@@ -9,8 +9,8 @@ from mmkron.version import __version__
 
 if TYPE_CHECKING:
     from mmkron.engine.checkpoints import allow_checkpoint_globals
-    from mmkron.engine.compat import compat_report
-    from mmkron.engine.model_index import get_config, list_configs, register_models
+    from mmkron.model_zoo import get_config, list_configs, register_models
+    from mmkron.utils.collect_env import compat_report
 
 __all__ = [
     '__version__',
@@ -24,10 +24,10 @@ __all__ = [
 # Imported when asked for: `import mmkron` alone loads neither MMEngine nor a host library.
 _MODULES = {
     'allow_checkpoint_globals': 'mmkron.engine.checkpoints',
-    'compat_report': 'mmkron.engine.compat',
-    'get_config': 'mmkron.engine.model_index',
-    'list_configs': 'mmkron.engine.model_index',
-    'register_models': 'mmkron.engine.model_index',
+    'compat_report': 'mmkron.utils.collect_env',
+    'get_config': 'mmkron.model_zoo',
+    'list_configs': 'mmkron.model_zoo',
+    'register_models': 'mmkron.model_zoo',
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mmkron.analysis
+import mmkron.converters
 import mmkron.datasets
 import mmkron.engine.hooks
 import mmkron.layers
@@ -25,7 +26,7 @@ SIGNATURE_NAMES = sorted(SIGNATURES)
 
 def public_names():
     """Names such as ``ops.lif`` and ``KANet`` of everything that is public or registered."""
-    for module in (mmkron.ops, mmkron.layers, mmkron.analysis, mmkron.datasets, mmkron.engine.hooks):
+    for module in (mmkron.ops, mmkron.layers, mmkron.analysis, mmkron.converters, mmkron.datasets, mmkron.engine.hooks):
         yield from module.__all__
     yield from MODELS.NEEDS_HOST
     for registry in (MODELS, TRANSFORMS, HOOKS):
@@ -40,7 +41,11 @@ def test_every_public_name_has_a_signature():
 
 @pytest.mark.parametrize('name', NO_ARGUMENTS)
 def test_a_name_without_a_signature_is_a_result_or_the_hosts_constructor(name):
-    cls = next(getattr(m, name) for m in (mmkron.analysis, mmkron.datasets, mmkron.engine.hooks) if hasattr(m, name))
+    cls = next(
+        getattr(m, name)
+        for m in (mmkron.analysis, mmkron.converters, mmkron.datasets, mmkron.engine.hooks)
+        if hasattr(m, name)
+    )
     assert issubclass(cls, tuple) or not cls.__init__.__module__.startswith('mmkron')
 
 

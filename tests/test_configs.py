@@ -13,7 +13,6 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 
-from conftest import KANET_COUNTS
 from support.tools import ROOT
 
 # A sharded run trains the model of the config that it is based on: test_fsdp_configs holds it to that.
@@ -222,81 +221,11 @@ def test_metafile_counts(model):
     assert flops_of(network, cfg) == model['Metadata']['FLOPs']
 
 
-def readme_of(folder):
-    """The text of a folder's README and its models: (name, file name of the config, metadata, results)."""
-    text = (ROOT / 'configs' / folder / 'README.md').read_text(encoding='utf-8')
-    models = [model for path, model in entries() if path.parent.name == folder]
-    assert models
-    return text, [(m['Name'], m['Config'].rsplit('/', 1)[-1], m['Metadata'], measured(m)) for m in models]
-
-
 def measured(model):
     return [result for result in model['Results'] if result['Metrics']]
 
 
-def cells(text, name):
-    """The cells of the table row that links to ``name``."""
-    (row,) = (line for line in text.splitlines() if line.startswith('|') and f']({name})' in line)
-    return [cell.strip() for cell in row.strip('|').split('|')]
-
-
-def test_readme_of_kanet():
-    """Every figure in the folder's README is the metafile's or the one that test_kanet.py counts."""
-    text, models = readme_of('kanet')
-    for name, file, metadata, results in models:
-        figures = [metadata['Parameters'], metadata['FLOPs']]
-        if '_in1k' in name:
-            figures += KANET_COUNTS[Config.fromfile(ROOT / 'configs/kanet' / file).model.backbone.arch]
-            assert cells(text, file)[2:6] == [f'{figure:,}' for figure in figures]
-            continue
-        paragraph = next(part for part in text.split('\n\n') if f']({file})' in part)
-        if results:
-            assert f'{results[0]["Metrics"]["Top 1 Accuracy"]:.2f} %' in paragraph
-        else:
-            assert all(f'{figure:,}' in paragraph for figure in figures)
-
-
-def test_readme_of_lambda_resnet():
-    """Parameters and FLOPs of the ImageNet configs are the metafile's."""
-    text, models = readme_of('lambda_resnet')
-    for name, file, metadata, _ in models:
-        if '_in1k' in name:
-            assert cells(text, file)[-3:-1] == [f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}']
-
-
-def test_readme_of_kao_deeplabv2():
-    """Parameters, FLOPs and the means over the seeds are the metafile's."""
-    text, models = readme_of('kao_deeplabv2')
-    for _, file, metadata, results in models:
-        row = cells(text, file)
-        assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(row)
-        if results:
-            metrics = results[0]['Metrics']
-            seeds, mean, accuracy = [float(cell) for cell in row[1:4]], float(row[4]), float(row[5])
-            assert mean == metrics['mIoU'] == pytest.approx(sum(seeds) / 3, abs=0.006)
-            assert accuracy == metrics['aAcc']
-
-
-def test_readme_of_lambda_mask_rcnn():
-    """Parameters and FLOPs are the metafile's."""
-    text, models = readme_of('lambda_mask_rcnn')
-    for _, file, metadata, _ in models:
-        assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(cells(text, file))
-
-
-def test_readme_of_qkformer():
-    """Parameters and FLOPs are the metafile's, and so are the paper's figures and what was trained here."""
-    text, models = readme_of('qkformer')
-    for _, file, metadata, results in models:
-        row = cells(text, file)
-        assert {f'{metadata["Parameters"]:,}', f'{metadata["FLOPs"]:,}'} <= set(row)
-        numbers = {float(cell) for cell in row if cell.replace('.', '', 1).isdecimal()}
-        assert set(metadata.get('Published', {}).values()) <= numbers
-        for result in results or []:
-            assert set(result['Metrics'].values()) <= numbers
-
-
-LSJ = {path.name.split('_')[1]: path for path in (ROOT / 'configs/lambda_mask_rcnn').glob('*lsj-130k*.py')}
+LSJ = {path.name.split('_')[1]: path for path in (ROOT / 'configs/lambda_resnet').glob('*lsj-130k*.py')}
 
 
 def test_coco_recipe():

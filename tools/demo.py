@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from mmengine.runner import Runner, load_checkpoint
 
 import train as train_tool
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 
 GRID = (4, 8)
 SCENES = (3, 2)  # rows and columns of the detector's picture

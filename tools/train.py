@@ -49,12 +49,12 @@ def parse_args(argv: Optional[list] = None) -> argparse.Namespace:
 def main(argv: Optional[list] = None) -> None:
     args = parse_args(argv)
     try:
-        from mmkron.engine import launch
+        from mmkron.engine import runner as launch
     except ModuleNotFoundError as error:
         if error.name != 'mmkron':
             raise
         sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-        from mmkron.engine import launch
+        from mmkron.engine import runner as launch
     launch.main(launch.train, args)
 
 

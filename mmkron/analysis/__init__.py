@@ -1,25 +1,33 @@
-"""Costs in closed form, what coefficients mean for positions, energy of spikes, weights of other libraries."""
+"""Costs in closed form, the weights of positions, and the energy of spikes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
 
 from mmkron.analysis.coefficient_maps import PositionWeights, position_weights
-from mmkron.analysis.converted import Converted
 from mmkron.analysis.kronecker_cost import AttentionCost, attention_cost
-from mmkron.analysis.lambda_weights import convert_lambda_networks, convert_resnet, convert_timm
-from mmkron.analysis.qkformer_weights import convert_qkformer
 from mmkron.analysis.spike_energy import LayerActivity, NeuronActivity, Operations, SpikeActivity, measure_activity
 
 __all__ = [
     'AttentionCost',
-    'Converted',
     'LayerActivity',
     'NeuronActivity',
     'Operations',
     'PositionWeights',
     'SpikeActivity',
     'attention_cost',
-    'convert_lambda_networks',
-    'convert_qkformer',
-    'convert_resnet',
-    'convert_timm',
     'measure_activity',
     'position_weights',
 ]
+
+_MOVED = ('Converted', 'convert_lambda_networks', 'convert_qkformer', 'convert_resnet', 'convert_timm')
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MOVED:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    from mmkron import converters
+
+    warnings.warn(f'mmkron.analysis.{name} is now mmkron.converters.{name}', DeprecationWarning, stacklevel=2)
+    return getattr(converters, name)

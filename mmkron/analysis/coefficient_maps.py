@@ -7,7 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mmkron.analysis.kronecker_cost import MODES
-from mmkron.ops.checks import check_choice, check_floating, check_sequence, resolve_size
+from mmkron.ops.checks import check_floating
+from mmkron.utils.checks import check_choice, check_sequence, resolve_size
 
 
 class PositionWeights(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mmkron.ops.checks import check_choice, check_int, resolve_size
+from mmkron.utils.checks import check_choice, check_int, resolve_size
 
 MODES = ('dense', 'pooled', 'kv', 'qkv')
 

@@ -48,8 +48,8 @@ from mmkron.layers.spiking import (
     SpikingSelfAttention,
     TokenQKAttention,
 )
-from mmkron.ops.checks import check_choice, check_flags, check_int
-from mmkron.ops.lif import lif
+from mmkron.ops.neurons.lif import lif
+from mmkron.utils.checks import check_choice, check_flags, check_int
 
 MAC_PJ, AC_PJ = 4.6, 0.9  # picojoules of a multiply-add and of an addition, 32-bit floating point
 CONVENTIONS = ('paper', 'strict', 'events')

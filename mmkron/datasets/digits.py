@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from mmengine.dataset import BaseDataset
 
-from mmkron.ops.checks import check_choice
 from mmkron.registry import DATASETS
+from mmkron.utils.checks import check_choice
 
 SPLITS = ('train', 'val')
 VAL_SIZE = 450

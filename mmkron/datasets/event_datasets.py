@@ -18,8 +18,8 @@ from mmengine.dataset import BaseDataset
 from mmengine.logging import print_log
 
 from mmkron.datasets.events import Events, check_segments, read_aedat2, read_aedat3, to_frames
-from mmkron.ops.checks import check_choice, resolve_size
 from mmkron.registry import DATASETS
+from mmkron.utils.checks import check_choice, resolve_size
 
 SPLITS = ('train', 'test')
 SPLIT_RULES = ('lexicographic', 'tebn')

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 
-from mmkron.ops.checks import check_int, check_number, check_probability
 from mmkron.registry import TRANSFORMS
+from mmkron.utils.checks import check_int, check_number, check_probability
 
 OPERATIONS = ('identity', 'shear_x', 'translate', 'rotate', 'cutout')
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmkron.ops.checks import check_choice, check_int, resolve_size
+from mmkron.utils.checks import check_choice, check_int, resolve_size
 
 RULES = ('number', 'time')
 MOST_FRAMES = 10_000  # one wrong time in a file would otherwise ask for more memory than there is

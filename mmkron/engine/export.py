@@ -20,8 +20,8 @@ from mmengine.logging import MMLogger
 from torch import Tensor
 
 import mmkron
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from mmkron.layers import LIF
 
 FORMATS = {'onnx': '.onnx', 'torch': '.pt2'}

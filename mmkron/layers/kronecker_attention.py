@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.empty import empty_map
 from mmkron.layers.initialize import initialize
-from mmkron.ops.checks import check_choice, check_flags, check_int, check_map, check_number
+from mmkron.ops.checks import check_map
 from mmkron.ops.kronecker import (
     NORMS,
     CoefficientBN,
@@ -24,6 +24,7 @@ from mmkron.ops.kronecker import (
     pool_context,
 )
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_choice, check_flags, check_int, check_number
 
 
 def _columns(x: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.empty import empty_map
 from mmkron.layers.initialize import initialize
 from mmkron.layers.norm import build_norm
-from mmkron.ops.checks import check_flags, check_int, check_map, resolve_size
-from mmkron.ops.lambdas import content_matrix, position_lambda
+from mmkron.ops.checks import check_map
+from mmkron.ops.lambdas.position import content_matrix, position_lambda
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_flags, check_int, resolve_size
 
 
 @MODELS.register_module()

@@ -16,7 +16,11 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmkron.layers.norm import build_norm
-from mmkron.ops.checks import (
+from mmkron.ops.checks import check_steps_map
+from mmkron.ops.neurons.lif import lif, resolve_neuron
+from mmkron.ops.neurons.norm_lif import norm_lif
+from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
+from mmkron.utils.checks import (
     check_choice,
     check_choices,
     check_flags,
@@ -24,11 +28,7 @@ from mmkron.ops.checks import (
     check_ints,
     check_keys,
     check_number,
-    check_steps_map,
 )
-from mmkron.ops.lif import lif, resolve_neuron
-from mmkron.ops.norm_lif import norm_lif
-from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
 
 KINDS = ('lif', 'plif', 'if')
 EMBED_MODES = ('aba', 'pa')

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mmpretrain.models.utils import ClsDataPreprocessor
 from torch import Tensor
 
-from mmkron.ops.checks import check_int, check_keys
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_int, check_keys
 
 
 @MODELS.register_module()

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmkron.models.backbones.base import Backbone
-from mmkron.ops.checks import check_int
+from mmkron.utils.checks import check_int
 
 
 class Select(nn.Module):

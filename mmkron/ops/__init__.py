@@ -13,7 +13,7 @@ from mmkron.ops.kronecker import (
     pooled_attention,
 )
 from mmkron.ops.lambdas import content_lambda, content_matrix, position_lambda
-from mmkron.ops.lif import lif
+from mmkron.ops.neurons.lif import lif
 from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
 
 __all__ = [

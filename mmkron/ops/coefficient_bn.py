@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_floating, check_number, check_probability
+from mmkron.ops.checks import check_floating
+from mmkron.utils.checks import check_choice, check_number, check_probability
 
 
 class CoefficientBN(NamedTuple):

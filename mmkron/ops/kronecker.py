@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_columns, check_floating, check_map, check_number, resolve_size
+from mmkron.ops.checks import check_columns, check_floating, check_map
 from mmkron.ops.coefficient_bn import CoefficientBN, check_coefficient_bn
+from mmkron.utils.checks import check_choice, check_number, resolve_size
 
 NORMS = ('softmax', 'bn_softmax', 'bn')
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.ops.checks import check_device, check_floating, check_int, check_number
-from mmkron.ops.lif import lif, resolve_neuron
+from mmkron.ops.checks import check_device, check_floating
+from mmkron.ops.neurons.lif import lif, resolve_neuron
+from mmkron.utils.checks import check_int, check_number
 
 
 def token_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 0.5, **neuron: Any) -> Tensor:

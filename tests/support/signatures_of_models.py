@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from mmkron import analysis, datasets, layers, models
+from mmkron import analysis, converters, datasets, layers, models
 from mmkron.engine.hooks import ResumeHook
 from mmkron.registry import MODELS
 from support.bad_values import (
@@ -245,11 +245,11 @@ def conversion(call: Callable[..., Any], state_dict: dict, **target: dict) -> Si
 
 
 _NAMED = dict(named=torch.ones(1))
-add('convert_timm')(lambda: conversion(analysis.convert_timm, _NAMED, target=_NAMED))
-add('convert_qkformer')(lambda: conversion(analysis.convert_qkformer, _NAMED, target=_NAMED))
+add('convert_timm')(lambda: conversion(converters.convert_timm, _NAMED, target=_NAMED))
+add('convert_qkformer')(lambda: conversion(converters.convert_qkformer, _NAMED, target=_NAMED))
 add('convert_resnet')(
     lambda: conversion(
-        analysis.convert_resnet, {'conv1.weight': torch.ones(1)}, target={'stem.0.conv.weight': torch.ones(1)}
+        converters.convert_resnet, {'conv1.weight': torch.ones(1)}, target={'stem.0.conv.weight': torch.ones(1)}
     )
 )
 
@@ -257,7 +257,7 @@ add('convert_resnet')(
 @add('convert_lambda_networks')
 def convert_lambda_networks() -> Signature:
     maps = {f'to_{part}.weight': filled(2, 3, 1, 1) for part in 'qkv'}
-    return conversion(analysis.convert_lambda_networks, {**maps, 'rel_pos_emb': filled(3, 3, 2, 1)})
+    return conversion(converters.convert_lambda_networks, {**maps, 'rel_pos_emb': filled(3, 3, 2, 1)})
 
 
 @add('measure_activity')

@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import ConfigDict
 
 from mmkron.data_checks.class_folders import check_class_folders
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
 from support.tools import CLASSES

@@ -7,8 +7,8 @@ import pytest
 from mmengine.config import ConfigDict
 
 from mmkron.data_checks import coco, coco_file, files
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from support.errors import raises
 
 CATEGORIES = ((1, 'cat'), (2, 'dog'), (5, 'cow'))

@@ -4,7 +4,7 @@ import pytest
 from mmengine.config import Config
 
 from mmkron.data_checks.mixing import check_mixing
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
 from support.tools import ROOT

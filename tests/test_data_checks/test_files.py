@@ -4,8 +4,8 @@ import pytest
 from mmengine.config import ConfigDict
 
 from mmkron.data_checks import files
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from support.errors import raises
 from support.tools import make_image_tree
 

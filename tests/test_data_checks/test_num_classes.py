@@ -5,7 +5,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 
 from mmkron.data_checks.num_classes import check_heads, check_num_classes, count_classes, find_heads
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
 from support.tools import ROOT
@@ -253,9 +253,9 @@ def test_topk_above_the_number_of_classes():
     ('path', 'key', 'number'),
     [
         ('kanet/kanet-kv_digits.py', 'model.head.num_classes', 9),
-        ('kao_deeplabv2/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py', 'model.decode_head.num_classes', 3),
+        ('kao/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py', 'model.decode_head.num_classes', 3),
         (
-            'lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py',
+            'lambda_resnet/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py',
             'model.roi_head.bbox_head.num_classes',
             1,
         ),

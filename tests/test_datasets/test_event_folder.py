@@ -13,7 +13,7 @@ from mmengine.config import ConfigDict
 from mmkron.data_checks import files
 from mmkron.datasets import EventFolder, event_folder
 from mmkron.datasets.events import Events, to_frames
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from support.errors import raises
 from support.tools import ROOT
 

@@ -13,7 +13,7 @@ from mmengine.config import Config
 
 import mmkron
 from conftest import free_ports
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from support.tools import ROOT, load_tool
 
 HERE = ROOT / 'tests' / 'test_distributed'
@@ -38,7 +38,7 @@ train_dataloader = dict(dataset=dict(pipeline=steps))
     (out / 'flexible_ddp.py').write_text(same + "runner_type = 'FlexibleRunner'\n")
     strategy = (ROOT / 'configs/_base_/strategies/fsdp.py').read_text()
     (out / 'fsdp.py').write_text(same + strategy)
-    (scenes,) = (ROOT / 'configs/lambda_mask_rcnn').glob('*_scenes-128x128.py')
+    (scenes,) = (ROOT / 'configs/lambda_resnet').glob('*_scenes-128x128.py')
     classes = tuple('0123456789')
     (out / 'detector.py').write_text(
         f'_base_ = {str(scenes)!r}\ntrain_dataloader = dict(dataset=dict(metainfo=dict(classes={classes})))\n'

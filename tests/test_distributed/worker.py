@@ -138,7 +138,7 @@ def fsdp_mixed(out):
 
 def train(*argv):
     """``tools/train.py`` in this process: its runner."""
-    from mmkron.engine import launch
+    from mmkron.engine import runner as launch
 
     spec = importlib.util.spec_from_file_location('train_script', ROOT / 'tools' / 'train.py')
     script = importlib.util.module_from_spec(spec)
@@ -168,7 +168,7 @@ def few(out, work_dir, config, *options):
 
 
 def segmentor(out):
-    config = ROOT / 'configs/kao_deeplabv2/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py'
+    config = ROOT / 'configs/kao/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py'
     return few(out, 'segmentor', config, 'train_cfg.max_iters=2')
 
 

@@ -11,7 +11,7 @@ from mmkron import ops
 from mmkron.layers import KroneckerAttention2d
 from mmkron.ops import lif
 from mmkron.ops.kronecker import NORMS, TILED_MIN_KEYS, attend_plain
-from mmkron.ops.norm_lif import norm_lif
+from mmkron.ops.neurons.norm_lif import norm_lif
 
 HALVES = [torch.float16, torch.bfloat16]
 MAPS = {

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from mmkron import ops
 from mmkron.layers import KroneckerAttention2d, LambdaLayer, SpikingConv, SpikingPatchEmbed, SpikingSelfAttention
-from mmkron.ops.norm_lif import norm_lif
+from mmkron.ops.neurons.norm_lif import norm_lif
 from support.strides import restride
 
 SEEDS = range(6)

@@ -11,8 +11,8 @@ from mmengine.registry import HOOKS, METRICS, MODELS, TRANSFORMS, VISUALIZERS, D
 from mmengine.structures import PixelData
 from PIL import Image
 
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from support.errors import raises
 
 FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]

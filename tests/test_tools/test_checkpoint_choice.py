@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 
 from mmkron.engine import checkpoints
-from mmkron.engine.launch import LaunchError
+from mmkron.engine.runner import LaunchError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from mmkron.layers import KroneckerAttention2d
 from mmkron.models import KroneckerNeck
 from support.tools import load_tool

@@ -15,7 +15,7 @@ from support.tools import ROOT, load_tool
 
 pytest.importorskip('mmcv._ext', reason="mmdet's models need mmcv's compiled operators")
 
-CONFIG = next((ROOT / 'configs/lambda_mask_rcnn').glob('mask-rcnn_lambda-r*_scenes-128x128.py'))
+CONFIG = next((ROOT / 'configs/lambda_resnet').glob('mask-rcnn_lambda-r*_scenes-128x128.py'))
 
 # The shipped config on scenes of digits, which need no data set.
 DIGIT_CONFIG = """

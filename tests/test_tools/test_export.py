@@ -337,7 +337,7 @@ def test_bad_arguments(argv, message, tmp_path, monkeypatch):
 
 
 def test_detectors_are_refused(tmp_path):
-    config = ROOT / 'configs/lambda_mask_rcnn/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py'
+    config = ROOT / 'configs/lambda_resnet/mask-rcnn_lambda-r17-w16_fpn_1xb8-6e_scenes-128x128.py'
     with pytest.raises(SystemExit, match='error: MaskRCNN is a detector: .* MMDeploy .*--part backbone'):
         TOOL.main([str(config), '--shape', '64', '64', '--out', str(tmp_path / 'a.onnx')])
 

@@ -14,9 +14,10 @@ from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 from mmengine.registry import TRANSFORMS, DefaultScope
 from PIL import Image
 
-from mmkron.engine import checkpoints, launch
+from mmkron.engine import checkpoints
+from mmkron.engine import runner as launch
 from mmkron.engine.data_faults import DataError, _datasets, data_faults
-from mmkron.engine.launch import LaunchError
+from mmkron.engine.runner import LaunchError
 from support.tools import CLASSES
 
 

@@ -7,7 +7,8 @@ import torch
 from mmengine.model import BaseModel, BaseModule, BaseTTAModel, MMDistributedDataParallel
 from torch import nn
 
-from mmkron.engine import fit, launch
+from mmkron.engine import fit
+from mmkron.engine import runner as launch
 from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises

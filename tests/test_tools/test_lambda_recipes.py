@@ -5,7 +5,7 @@ import re
 import pytest
 from mmengine.config import Config
 
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from support.tools import ROOT
 
 FOLDER = ROOT / 'configs/lambda_resnet'

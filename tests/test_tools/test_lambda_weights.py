@@ -11,7 +11,7 @@ from mmengine.runner import load_checkpoint
 from mmpretrain.registry import MODELS
 from safetensors.torch import save_file
 
-from mmkron.analysis.lambda_weights import TIMM_NETWORKS
+from mmkron.converters.lambda_resnet import TIMM_NETWORKS
 from mmkron.layers import LambdaLayer
 from support.tools import load_tool
 

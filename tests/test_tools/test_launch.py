@@ -16,9 +16,9 @@ from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.registry import DefaultScope
 
 import mmkron
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 from mmkron.engine.console import quiet
-from mmkron.engine.launch import LaunchError
+from mmkron.engine.runner import LaunchError
 from support.errors import raises
 from support.tools import CLASSES, make_image_tree
 

@@ -11,7 +11,7 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
-from mmkron.engine import launch
+from mmkron.engine import runner as launch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / 'docs/train_on_your_data.md').read_text(encoding='utf-8')

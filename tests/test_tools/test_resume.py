@@ -16,7 +16,8 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 
 from conftest import free_ports
-from mmkron.engine import checkpoints, launch
+from mmkron.engine import checkpoints
+from mmkron.engine import runner as launch
 from mmkron.engine.hooks import CheckpointHook, ResumeHook
 from mmkron.engine.hooks.resume import _step_is_complete
 from support.tools import ROOT

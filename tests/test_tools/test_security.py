@@ -7,8 +7,8 @@ import pytest
 import torch
 from mmengine.registry import MODELS, DefaultScope
 
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from support.tools import ROOT, load_tool
 
 from .test_launch import Touch

@@ -9,11 +9,11 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from support.tools import ROOT, load_tool
 
-CONFIG = 'configs/kao_deeplabv2/deeplabv2{}_r101-d8_1xb8-25k_voc12aug-321x321.py'
+CONFIG = 'configs/kao/deeplabv2{}_r101-d8_1xb8-25k_voc12aug-321x321.py'
 HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']
 
 

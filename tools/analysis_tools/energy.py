@@ -26,8 +26,8 @@ from mmengine.runner import Runner
 
 from mmkron.analysis import LayerActivity, Operations, SpikeActivity, measure_activity
 from mmkron.analysis.spike_energy import AC_PJ, CONVENTIONS, MAC_PJ
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from mmkron.layers import SpikingConv
 
 MEANING = {

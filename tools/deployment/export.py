@@ -78,12 +78,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     try:
-        from mmkron.engine import export, launch
+        from mmkron.engine import export
+        from mmkron.engine import runner as launch
     except ModuleNotFoundError as error:
         if error.name != 'mmkron':
             raise
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
-        from mmkron.engine import export, launch
+        from mmkron.engine import export
+        from mmkron.engine import runner as launch
     launch.main(export.run, args)
 
 

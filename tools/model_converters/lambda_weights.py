@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmkron.analysis import convert_lambda_networks, convert_resnet, convert_timm
-from mmkron.analysis.lambda_weights import TIMM_NETWORKS
+from mmkron.converters import convert_lambda_networks, convert_resnet, convert_timm
+from mmkron.converters.lambda_resnet import TIMM_NETWORKS
 from mmkron.engine.errors import LaunchError
 from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import LambdaResNet

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.analysis import convert_qkformer
-from mmkron.analysis.converted import without_counters
+from mmkron.converters import convert_qkformer
+from mmkron.converters.result import without_counters
 from mmkron.engine.errors import LaunchError
 from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import QKFormer

@@ -28,8 +28,8 @@ from coefficient_figure import View, draw
 from mmkron.analysis import PositionWeights, position_weights
 from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.datasets import LoadImageFromFile
-from mmkron.engine import launch
-from mmkron.engine.launch import LaunchError
+from mmkron.engine import runner as launch
+from mmkron.engine.runner import LaunchError
 from mmkron.layers import KroneckerAttention2d
 
 STRONGEST = 5

@@ -28,8 +28,8 @@ from mmkron.engine.hooks.batches import (
     with_batches,
 )
 from mmkron.engine.hooks.checkpoint import INTERRUPTED, save_whole, write_last
-from mmkron.ops.checks import check_flags
 from mmkron.registry import HOOKS
+from mmkron.utils.checks import check_flags
 
 
 class Interrupted(SystemExit):

@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.initialize import initialize
-from mmkron.ops.checks import check_flags, check_int, check_map, resolve_indices
+from mmkron.ops.checks import check_map
+from mmkron.utils.checks import check_flags, check_int, resolve_indices
 
 
 class Backbone(BaseModule):

@@ -17,10 +17,10 @@ from torch import Tensor
 from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
 from mmkron.models.backbones.base import resolve_arch
-from mmkron.models.backbones.mobile import MobileBackbone, group_rows
-from mmkron.ops.checks import check_choice, check_int, check_number
+from mmkron.models.backbones.mobilenet_v2 import MobileBackbone, group_rows
 from mmkron.ops.kronecker import NORMS
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_choice, check_int, check_number
 
 # The paper's modules (figure 4): (skip, attention).
 MODULES = {

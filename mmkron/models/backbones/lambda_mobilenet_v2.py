@@ -16,9 +16,9 @@ from torch import Tensor
 from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.models.backbones.kanet import ARCHS, KANetModule
 from mmkron.models.backbones.lambda_resnet import LambdaModule, check_numbers, resolve_lambda_cfg
-from mmkron.models.backbones.mobile import MobileBackbone, group_rows
-from mmkron.ops.checks import check_choice, check_number
+from mmkron.models.backbones.mobilenet_v2 import MobileBackbone, group_rows
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_choice, check_number
 
 LAYOUT = ARCHS['mobilenet-v2']['layout']
 NUM_BLOCKS = sum(row[3] for row in LAYOUT)

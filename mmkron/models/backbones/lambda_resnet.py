@@ -19,7 +19,8 @@ from torch import Tensor
 from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.layers.lambda_layer import LambdaLayer
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import (
+from mmkron.registry import MODELS
+from mmkron.utils.checks import (
     check_choice,
     check_flags,
     check_int,
@@ -28,7 +29,6 @@ from mmkron.ops.checks import (
     check_probability,
     resolve_size,
 )
-from mmkron.registry import MODELS
 
 # depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. Those of 50, 101 and 152 have
 # been seen in a public implementation of the paper's table; of the deeper ones only their number has.

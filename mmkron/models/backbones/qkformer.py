@@ -24,18 +24,17 @@ from mmkron.layers.spiking import (
     TokenQKAttention,
 )
 from mmkron.models.backbones.base import Backbone, resolve_arch
-from mmkron.ops.checks import (
+from mmkron.ops.checks import check_floating, check_map
+from mmkron.registry import MODELS
+from mmkron.utils.checks import (
     check_choice,
     check_choices,
     check_flags,
-    check_floating,
     check_int,
     check_ints,
-    check_map,
     check_number,
     check_probability,
 )
-from mmkron.registry import MODELS
 
 ATTENTIONS = {'qkta': TokenQKAttention, 'qkca': ChannelQKAttention, 'ssa': SpikingSelfAttention}
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.initialize import initialize
 from mmkron.models.decode_heads.base import DecodeHead
-from mmkron.ops.checks import check_int, check_ints, check_probability
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_int, check_ints, check_probability
 
 
 @MODELS.register_module()

@@ -8,7 +8,8 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.utils import SampleList
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_int, check_ints, check_map, check_sequence
+from mmkron.ops.checks import check_map
+from mmkron.utils.checks import check_choice, check_int, check_ints, check_sequence
 
 
 class DecodeHead(BaseDecodeHead):

@@ -11,9 +11,9 @@ from torch import Tensor
 from mmkron.layers.initialize import initialize
 from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
 from mmkron.models.decode_heads.base import DecodeHead
-from mmkron.ops.checks import check_choice, check_flags, check_int
 from mmkron.ops.kronecker import NORMS
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_choice, check_flags, check_int
 
 
 @MODELS.register_module()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mmkron.layers.configs import check_init_cfg
 from mmkron.layers.kronecker_attention import KroneckerAttention2d
-from mmkron.ops.checks import check_flags, check_int, check_ints, check_map, check_sequence, resolve_indices
+from mmkron.ops.checks import check_map
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_flags, check_int, check_ints, check_sequence, resolve_indices
 
 
 @MODELS.register_module()

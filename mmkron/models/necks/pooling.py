@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmkron.ops.checks import check_map, check_probability, check_sequence
+from mmkron.ops.checks import check_map
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_probability, check_sequence
 
 
 @MODELS.register_module()

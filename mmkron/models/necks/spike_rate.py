@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmkron.ops.checks import check_int, check_sequence
 from mmkron.registry import MODELS
+from mmkron.utils.checks import check_int, check_sequence
 
 
 @MODELS.register_module()

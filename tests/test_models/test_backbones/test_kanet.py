@@ -10,7 +10,7 @@ from mmengine.analysis import FlopAnalyzer
 from conftest import KANET_COUNTS
 from mmkron.models import KANet
 from mmkron.models.backbones.kanet import ARCHS, KANET_LAYOUT, KANetModule
-from mmkron.models.backbones.mobile import scale_channels
+from mmkron.models.backbones.mobilenet_v2 import scale_channels
 from mmkron.ops import kronecker_attention_kv
 
 PRODUCTS = ('conv', 'linear', 'bmm', 'matmul', 'einsum')

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmkron.analysis import convert_qkformer
+from mmkron.converters import convert_qkformer
 from mmkron.layers import LIF, SpikingSelfAttention
 from mmkron.models import QKFormer
 from mmkron.ops import lif

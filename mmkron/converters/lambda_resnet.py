@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.analysis.converted import Converted, check_state_dict, without_counters
+from mmkron.converters.result import Converted, check_state_dict, without_counters
 
 # Arguments of LambdaResNet for the three lambda networks of timm 1.0, which follow no configuration of the paper.
 TIMM_NETWORKS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import torch
 from mmkron.ops import lif
 from support.errors import raises
 
-module = import_module('mmkron.ops.lif')  # the attribute of that name is the function
+module = import_module('mmkron.ops.neurons.lif')  # the attribute of that name is the function
 
 SETTINGS = [
     dict(tau=tau, v_reset=v_reset, decay_input=decay_input, detach_reset=detach_reset, surrogate=surrogate)

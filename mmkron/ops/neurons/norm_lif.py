@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_device, check_floating, check_int, check_map, check_number
-from mmkron.ops.lif import Neuron, differentiate_all, fire_all, read_leak, resolve_neuron
+from mmkron.ops.checks import check_device, check_floating, check_map
+from mmkron.ops.neurons.lif import Neuron, differentiate_all, fire_all, read_leak, resolve_neuron
+from mmkron.utils.checks import check_int, check_number
 
 
 def norm_lif(

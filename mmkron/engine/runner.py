@@ -34,12 +34,12 @@ from mmkron.engine.checkpoints import (
     refusal,
     safe_loading,
 )
-from mmkron.engine.compat import remedy_of
 from mmkron.engine.console import QuietRunner, SayStart
 from mmkron.engine.data_faults import data_faults
 from mmkron.engine.errors import LaunchError, describe_config_error
 from mmkron.engine.fit import check_fit, check_start, watch_pretrained
 from mmkron.engine.hooks import ResumeHook
+from mmkron.utils.collect_env import remedy_of
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
 # What is read before MMEngine looks at it

@@ -1,4 +1,4 @@
-"""Estimated time of the forms of the position lambda, by which :func:`mmkron.ops.lambdas.choose_form` chooses.
+"""Estimated time of the forms of the position lambda, by which :func:`mmkron.ops.lambdas.position.choose_form` chooses.
 
 The time of a form is a sum of amounts of work, each at its own rate: multiply-adds, elements that pass through memory,
 and calls. ``benchmarks/lambda_forms.py`` fits the rates to the times of random problems, here of float32 on a CPU with
@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from mmkron.ops.lambda_tiles import CHUNK_COEFFICIENTS, Geometry, choose_tile
+from mmkron.ops.lambdas.tiled import CHUNK_COEFFICIENTS, Geometry, choose_tile
 
 # Limits of memory, however fast a form may be: positions of a dense table, which grows with their square, and elements
 # of the lambdas of a convolution, (B, v, k, H, W).

@@ -16,7 +16,7 @@ from mmpretrain.apis.model import ModelHub
 from PIL import Image
 
 import mmkron
-from mmkron.engine import model_index
+from mmkron import model_zoo
 from support.tools import ROOT
 
 MODELS_BY_NAME = {
@@ -232,9 +232,9 @@ def test_list_configs_error():
 
 def test_names_of_two_configs(monkeypatch):
     models = [dict(Name='a', Config='configs/x/b.py'), dict(Name='c', Alias=['d', 'B'], Config='configs/x/c.py')]
-    monkeypatch.setattr(model_index, 'load_metafiles', lambda: ([], models))
+    monkeypatch.setattr(model_zoo, 'load_metafiles', lambda: ([], models))
     with pytest.raises(ValueError, match=r"give the name 'B' to both configs/x/b\.py and configs/x/c\.py"):
-        model_index._config_paths.__wrapped__()
+        model_zoo._config_paths.__wrapped__()
 
 
 def test_without_mmpretrain(monkeypatch):
@@ -244,8 +244,8 @@ def test_without_mmpretrain(monkeypatch):
 
 
 def test_without_the_index(monkeypatch, tmp_path):
-    monkeypatch.setattr(model_index, 'PACKAGE', tmp_path / 'mmkron')
+    monkeypatch.setattr(model_zoo, 'PACKAGE', tmp_path / 'mmkron')
     with pytest.raises(FileNotFoundError, match=r'model-index\.yml is missing: install mmkron by pip'):
-        model_index.index_root()
+        model_zoo.index_root()
     (tmp_path / 'model-index.yml').touch()
-    assert model_index.index_root() == tmp_path
+    assert model_zoo.index_root() == tmp_path

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmkron.ops import lambda_cost, lambda_tiles, lambdas
-from mmkron.ops.lambda_cost import DENSE_MAX_POSITIONS, WORK, Problem, estimate
-from mmkron.ops.lambda_tiles import Geometry, choose_tile
-from mmkron.ops.lambdas import FORMS, choose_form, position_lambda
+from mmkron.ops.lambdas import heuristics as lambda_cost
+from mmkron.ops.lambdas import position as lambdas
+from mmkron.ops.lambdas import tiled as lambda_tiles
+from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem, estimate
+from mmkron.ops.lambdas.position import FORMS, choose_form, position_lambda
+from mmkron.ops.lambdas.tiled import Geometry, choose_tile
 
 PROBLEMS = [
     Problem(2, 4, 16, 3, 1, (9, 11), (5, 7)),

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_choice, check_device, check_flags, check_floating, check_number
+from mmkron.ops.checks import check_device, check_floating
+from mmkron.utils.checks import check_choice, check_flags, check_number
 
 SURROGATES = {'sigmoid': 4.0, 'atan': 2.0}  # with the slope of each by default
 
@@ -154,7 +155,7 @@ class Form(NamedTuple):
 def form_for(x: Tensor) -> Form:
     """Triton's kernels on a GPU, where they are to be had; but for float64."""
     if x.is_cuda and x.dtype != torch.float64 and find_spec('triton') is not None:
-        from mmkron.ops import lif_triton
+        from mmkron.ops.neurons import triton as lif_triton
 
         return Form(lif_triton.fire, lif_triton.differentiate)
     return Form(fire, differentiate)

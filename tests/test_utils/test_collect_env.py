@@ -17,7 +17,8 @@ from mmengine.config import Config
 from mmengine.utils import package_utils
 
 import mmkron
-from mmkron.engine import compat, launch
+from mmkron.engine import runner as launch
+from mmkron.utils import collect_env as compat
 from support.tools import ROOT
 
 OPENMMLAB = {

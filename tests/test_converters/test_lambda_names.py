@@ -10,8 +10,8 @@ import torchvision
 from lambda_networks import LambdaLayer as PeerLayer
 from mmpretrain.models import ResNet as MMResNet
 
-from mmkron.analysis import convert_lambda_networks, convert_resnet, convert_timm
-from mmkron.analysis.lambda_weights import TIMM_NETWORKS
+from mmkron.converters import convert_lambda_networks, convert_resnet, convert_timm
+from mmkron.converters.lambda_resnet import TIMM_NETWORKS
 from mmkron.layers import LambdaLayer
 from mmkron.models import LambdaResNet
 

@@ -1,4 +1,4 @@
-"""The neurons of :mod:`mmkron.ops.lif` as Triton kernels: the same equations, a neuron's steps in registers.
+"""The neurons of :mod:`mmkron.ops.neurons.lif` as Triton kernels: the same equations, a neuron's steps in registers.
 
 Potentials are float32, as which Triton takes numbers: float64 is left to the other form. Needs the package triton,
 which torch for CUDA brings.
@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from mmkron.ops.lif import Neuron
+    from mmkron.ops.neurons.lif import Neuron
 
 LANES = 1024  # neurons a program
 
 
 def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
-    """As :func:`mmkron.ops.lif.fire`; the potentials are empty unless ``to_the_end``."""
+    """As :func:`mmkron.ops.neurons.lif.fire`; the potentials are empty unless ``to_the_end``."""
     rows, start = with_unit_stride(rows), None if start is None else start.contiguous()
     steps, count = rows.shape
     last = rows.new_empty(count if to_the_end else 0, dtype=torch.float32)
@@ -47,7 +47,7 @@ def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_
 def differentiate(
     rows: Tensor, start: Tensor | None, grads: Tensor, end: Tensor | None, neuron: Neuron, grad_rows: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """As :func:`mmkron.ops.lif.differentiate`."""
+    """As :func:`mmkron.ops.neurons.lif.differentiate`."""
     rows, grads = with_unit_stride(rows), with_unit_stride(grads)
     start, end = (None if of is None else of.contiguous() for of in (start, end))
     steps, count = rows.shape

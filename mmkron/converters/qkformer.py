@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mmkron.analysis.converted import COUNTER, Converted, check_state_dict, without_counters
+from mmkron.converters.result import COUNTER, Converted, check_state_dict, without_counters
 
 OPERANDS = ('q', 'k', 'v')
 # Modules of a layer, theirs and ours.

@@ -14,7 +14,7 @@ import yaml
 if TYPE_CHECKING:
     from mmengine.config import Config
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
 
 
 def index_root() -> Path:
@@ -111,7 +111,7 @@ def register_models() -> list[str]:
     try:
         from mmpretrain.apis.model import ModelHub
     except (ImportError, AssertionError) as error:  # it asserts the versions that it works with
-        from mmkron.engine.compat import remedy_of
+        from mmkron.utils.collect_env import remedy_of
 
         remedy = remedy_of(error) or 'docs/install.md says how to install it'
         raise ImportError(f'register_models() needs mmpretrain, which cannot be imported: {error}\n{remedy}') from error

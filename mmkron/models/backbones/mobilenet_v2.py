@@ -10,7 +10,7 @@ from mmcv.cnn import ConvModule
 from mmengine.model import ModuleList, Sequential
 
 from mmkron.models.backbones.base import Backbone
-from mmkron.ops.checks import check_choice, check_int, check_sequence
+from mmkron.utils.checks import check_choice, check_int, check_sequence
 
 
 class MobileBackbone(Backbone):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from qkformer_layouts import in_our_order, official
 
-from mmkron.analysis import convert_qkformer
+from mmkron.converters import convert_qkformer
 from mmkron.models import QKFormer
 from mmkron.models.backbones.qkformer import ARCHS
 

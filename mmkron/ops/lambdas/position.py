@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_choice, check_device, check_floating, check_int
-from mmkron.ops.lambda_cost import Problem, candidates, estimate
-from mmkron.ops.lambda_tiles import PositionLambdaTiles, choose_tile
+from mmkron.ops.checks import check_device, check_floating
+from mmkron.ops.lambdas.heuristics import Problem, candidates, estimate
+from mmkron.ops.lambdas.tiled import PositionLambdaTiles, choose_tile
+from mmkron.utils.checks import check_choice, check_int
 
 FORMS = ('conv', 'dense', 'tiled')
 
@@ -196,7 +197,7 @@ def position_lambda_dense(
 def position_lambda_tiled(
     query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
-    """:func:`position_lambda` by :class:`mmkron.ops.lambda_tiles.PositionLambdaTiles`."""
+    """:func:`position_lambda` by :class:`mmkron.ops.lambdas.tiled.PositionLambdaTiles`."""
     if dilation != (1, 1):
         return _by_phase(position_lambda_tiled, query, value, table, content, dilation)
     size = tuple(value.shape[3:])

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmkron.ops import lambda_tiles, lambdas, position_lambda
-from mmkron.ops.lambdas import FORMS
+from mmkron.ops import position_lambda
+from mmkron.ops.lambdas import position as lambdas
+from mmkron.ops.lambdas import tiled as lambda_tiles
+from mmkron.ops.lambdas.position import FORMS
 
 # batch, h, k, u, v, size, scope, stride, dilation
 CASES = {

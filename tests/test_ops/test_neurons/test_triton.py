@@ -14,9 +14,9 @@ from itertools import product
 
 import torch
 
-from mmkron.ops import lif_triton
+from mmkron.ops.neurons import triton as lif_triton
 
-module = import_module('mmkron.ops.lif')
+module = import_module('mmkron.ops.neurons.lif')
 torch.manual_seed(0)
 compared = 0
 for steps, tau, reset, decay, detach, surrogate, state, learns, dtype in product(

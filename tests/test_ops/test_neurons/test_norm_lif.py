@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from mmkron.layers import SpikingConv
 from mmkron.ops import lif
-from mmkron.ops.norm_lif import norm_lif
+from mmkron.ops.neurons.norm_lif import norm_lif
 from support.errors import raises
 
 NAMES = ('weight', 'bias', 'running_mean', 'running_var')

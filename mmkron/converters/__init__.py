@@ -1,0 +1,7 @@
+"""Names of public state dicts -> names of mmkron's networks; nothing here reads or writes a file."""
+
+from mmkron.converters.lambda_resnet import convert_lambda_networks, convert_resnet, convert_timm
+from mmkron.converters.qkformer import convert_qkformer
+from mmkron.converters.result import Converted
+
+__all__ = ['Converted', 'convert_lambda_networks', 'convert_qkformer', 'convert_resnet', 'convert_timm']

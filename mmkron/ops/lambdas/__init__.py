@@ -1,0 +1,5 @@
+"""Content and position lambdas."""
+
+from mmkron.ops.lambdas.position import content_lambda, content_matrix, position_lambda
+
+__all__ = ['content_lambda', 'content_matrix', 'position_lambda']

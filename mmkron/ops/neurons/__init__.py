@@ -1,0 +1,1 @@
+"""Spiking neurons over several time steps, and batch norm fused with them."""

@@ -1,0 +1,1 @@
+"""What every other package may use; imports neither torch nor OpenMMLab."""
