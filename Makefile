@@ -1,5 +1,7 @@
-# Every target makes the environment that it needs (.dev_scripts/setup_env.sh); remove .venv to start anew.
-.PHONY: help demo demo-det demo-spiking test test-openmmlab test-onedl lint benchmark clean
+# Every target makes the environment that it needs (.dev_scripts/setup_env.sh); remove .venv to rebuild it.
+.PHONY: help demo demo-det demo-spiking test test-fast test-openmmlab test-onedl lint benchmark clean
+
+PYTEST = -m pytest --numprocesses auto --durations 25
 
 help:  ## show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,15 +25,19 @@ demo-spiking:  ## train a small spiking QKFormer on digits, then show its firing
 	OMP_NUM_THREADS=1 .venv/bin/python tools/analysis_tools/energy.py configs/qkformer/qkformer_digits.py \
 	    "$$(ls -t work_dirs/qkformer_digits/best_accuracy_top1_epoch_*.pth | head -n 1)" --out work_dirs/qkformer_digits/energy
 
-test:  ## run all tests in the full environment (its first making compiles mmcv)
+test:  ## run all tests in the full environment (the first run builds it and compiles mmcv)
 	.dev_scripts/setup_env.sh test
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses auto tests
+	OMP_NUM_THREADS=1 .venv/bin/python $(PYTEST) tests
+
+test-fast:  ## run the tests of operators, layers and models
+	.dev_scripts/setup_env.sh test
+	OMP_NUM_THREADS=1 .venv/bin/python $(PYTEST) tests/test_ops tests/test_layers tests/test_models
 
 test-openmmlab: test  ## the same: .venv has the original OpenMMLab packages
 
-test-onedl:  ## run all tests on the OneDL packages, in an environment of their own
+test-onedl:  ## run all tests on the OneDL packages, in a separate environment
 	.dev_scripts/setup_env.sh onedl
-	OMP_NUM_THREADS=1 .venv-onedl/bin/python -m pytest --numprocesses auto tests
+	OMP_NUM_THREADS=1 .venv-onedl/bin/python $(PYTEST) tests
 
 lint:  ## check style and format with ruff
 	.dev_scripts/setup_env.sh lint
@@ -46,6 +52,6 @@ benchmark:  ## compare operators, layers and neurons with public peers
 	.venv/bin/python benchmarks/lambdas.py
 	.venv/bin/python benchmarks/lif.py
 
-clean:  ## remove what builds and runs leave (keeps the environments, data and work_dirs)
+clean:  ## remove what builds and runs leave behind (keeps the environments, data and work_dirs)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

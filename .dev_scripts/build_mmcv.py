@@ -61,8 +61,7 @@ def fetch(requirement: str, folder: Path, log: Path) -> Path:
         raise SystemExit(f'the source distribution of {requirement} cannot be downloaded: {log}')
     (archive,) = folder.glob('*.tar.gz')
     with tarfile.open(archive) as tar:
-        safe = {'filter': 'data'} if hasattr(tarfile, 'data_filter') else {}
-        tar.extractall(folder, **safe)
+        tar.extractall(folder, filter='data')
     (source,) = (path for path in folder.iterdir() if path.is_dir())
     return source
 

@@ -4,9 +4,12 @@ import random
 import socket
 
 import pytest
+import torch
 
 from support.tools import ROOT as ROOT
 from support.tools import TINY_CONFIG, load_tool, make_image_tree
+
+DTYPES = ('float32', 'float64', 'bfloat16', 'float16')
 
 # arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224
 KANET_COUNTS = {
@@ -18,6 +21,24 @@ KANET_COUNTS = {
     'kanet-wo-kao': (3_457_088, 290_538_368),
     'mobilenet-v2': (3_469_760, 300_774_272),
 }
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup('mmkron')
+    group.addoption('--device', default='cpu', help='device of the operators, layers and backbones under test')
+    group.addoption('--dtype', default='float32', choices=DTYPES, help='dtype of their inputs and parameters')
+
+
+@pytest.fixture(scope='session')
+def device(request):
+    """Return the device of ``pytest --device``."""
+    return torch.device(request.config.getoption('--device'))
+
+
+@pytest.fixture(scope='session')
+def dtype(request):
+    """Return the dtype of ``pytest --dtype``."""
+    return getattr(torch, request.config.getoption('--dtype'))
 
 
 def free_ports(count: int) -> list[str]:
