@@ -3,8 +3,10 @@
 import random
 import socket
 
+import mmengine.config.config
 import pytest
 import torch
+import yapf.yapflib.yapf_api
 
 from support.tools import ROOT as ROOT
 from support.tools import TINY_CONFIG, load_tool, make_image_tree
@@ -39,6 +41,15 @@ def device(request):
 def dtype(request):
     """Return the dtype of ``pytest --dtype``."""
     return getattr(torch, request.config.getoption('--dtype'))
+
+
+@pytest.fixture(scope='session', autouse=True)
+def plain_config_text():
+    """Keep MMEngine from laying out its configs with yapf, which takes a second per checkpoint and log."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mmengine.config.config, yapf.yapflib.yapf_api):  # it imports the function early or late
+            patch.setattr(module, 'FormatCode', lambda text, **_: (text, True), raising=False)
+        yield
 
 
 def free_ports(count: int) -> list[str]:
