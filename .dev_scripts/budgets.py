@@ -38,7 +38,11 @@ def long_functions(path: Path) -> list[tuple[int, str]]:
 def main() -> int:
     """Print the table and return the exit code."""
     excess = []
-    rooms = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'mmkron').iterdir() if path.is_dir() and path.name[0] not in '._')
+    rooms = sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / 'mmkron').iterdir()
+        if path.is_dir() and path.name[0] not in '._'
+    )
     totals = {room: sum(map(count_lines, python_files(room))) for room in (*rooms, 'mmkron', 'tools', 'tests')}
     for room, lines in totals.items():
         print(f'{room:24}{lines:8,}' + (f' of {ROOMS[room]:,}' if room in ROOMS else ''))

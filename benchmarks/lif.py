@@ -2,14 +2,13 @@
 
 Writes lif.md beside this script. T 4, float32, on the CPU; with CUDA present, the neurons there as well. Ratios within
 one run count; absolute times do not. "forward" is inference, "both" a training step with the gradient of the input. The
-loop is :func:`mmkron.ops.neurons.lif.lif_loop`, the equations with torch's own differentiation.
+loop is :func:`mmkron.ops.neurons.neuron.lif_loop`, the equations with torch's own differentiation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from memory import check_memory, in_own_processes, memory_of
 from mmkron.layers import LIF
 from mmkron.models import QKFormer
 from mmkron.ops import lif, spiking
+from mmkron.ops.neurons.neuron import lif_loop, resolve_neuron
 from timing import machine, medians, table
 
 FOLDER = Path(__file__).resolve().parent
@@ -28,11 +28,10 @@ SHAPE = (4, 8, 96, 56, 56)
 # How many times as fast as SpikingJelly and as the loop we want to be, forward and both.
 GOALS = {'SpikingJelly': (4, 3), 'loop': (2.2, 2.5)}
 OURS = 'mmkron'
-module = import_module('mmkron.ops.neurons.lif')
 
 
 def loop(x: Tensor, **settings: Any) -> Tensor:
-    return module.lif_loop(x, None, module.resolve_neuron(**settings))[0]
+    return lif_loop(x, None, resolve_neuron(**settings))[0]
 
 
 def spikingjelly(x: Tensor, node: nn.Module) -> Tensor:

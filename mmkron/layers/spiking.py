@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_steps_map
-from mmkron.ops.neurons.lif import lif, resolve_neuron
+from mmkron.ops.neurons.lif import lif
+from mmkron.ops.neurons.neuron import resolve_neuron
 from mmkron.ops.neurons.norm_lif import norm_lif
 from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
 from mmkron.utils.checks import (

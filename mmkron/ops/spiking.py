@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mmkron.ops.checks import check_device, check_floating
-from mmkron.ops.neurons.lif import lif, resolve_neuron
+from mmkron.ops.neurons.lif import lif
+from mmkron.ops.neurons.neuron import resolve_neuron
 from mmkron.utils.checks import check_int, check_number
 
 

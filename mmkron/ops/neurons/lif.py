@@ -1,15 +1,7 @@
-"""Spiking neurons over several time steps: leaky integrate-and-fire (LIF) and its relatives, with surrogate gradients.
+"""Leaky integrate-and-fire neurons with a recomputing backward pass, in blocks that fit a CPU's cache.
 
-A neuron of membrane potential v charges, fires and resets at each step of the input x, with ``rest = v_reset or 0``::
-
-    h = v + (x - (v - rest)) / tau        or, without decay_input,  v - (v - rest) / tau + x
-    s = 1 where h >= v_threshold, else 0
-    v = h where s is 0, else v_reset      or, with v_reset None (soft reset),  h - v_threshold * s
-
-In the backward pass the derivative of s is that of a smooth function of ``h - v_threshold``. The state lives in the
-call: ``v0`` goes in, the last v comes out on request, nothing is kept. Sources: Fang et al., Incorporating Learnable
-Membrane Time Constant to Enhance Learning of Spiking Neural Networks, ICCV 2021 (arXiv 2007.05785; LIF and PLIF); Zhou
-et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552; tau 2, sigmoid surrogate with alpha 4).
+:mod:`mmkron.ops.neurons.neuron` has the equations and the plain loop. The state lives in the call: ``v0`` goes in, the
+last potentials come out on request, nothing is kept.
 """
 
 from __future__ import annotations
@@ -23,30 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmkron.ops.checks import check_device, check_floating
-from mmkron.utils.checks import check_choice, check_flags, check_number
+from mmkron.ops.neurons.neuron import Neuron, check_currents, lif_loop, read_leak, resolve_neuron, state_dtype
+from mmkron.ops.neurons.surrogate import SURROGATES
+from mmkron.utils.checks import check_flags
 
-SURROGATES = {'sigmoid': 4.0, 'atan': 2.0}  # with the slope of each by default
-
-# Neurons whose states are walked through all steps at a time: what a cache holds, and few calls (benchmarks/lif.md).
+# Neurons per block: their state fits a cache, and there are few calls (benchmarks/lif.md).
 BLOCK = 2**18
-
-
-class Neuron(NamedTuple):
-    """Settings as in :func:`lif`; ``leak`` is 1 / tau."""
-
-    leak: float | Tensor
-    threshold: float
-    reset: float | None
-    decay_input: bool
-    detach_reset: bool
-    surrogate: str
-    slope: float
-    learns: bool = False  # the leak has a gradient
-
-    @property
-    def rest(self) -> float:
-        return self.reset or 0.0
 
 
 def lif(
@@ -61,30 +35,41 @@ def lif(
     alpha: float | None = None,
     return_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Leaky integrate-and-fire neurons over T steps.
+    """Apply leaky integrate-and-fire neurons over T steps.
 
     Half precision is computed in float32, under autocast as well. Gradients are of first order.
 
     Args:
-        x: input currents (T, ...), finite, any strides.
-        v0: potentials (...) before the first step; ``v_reset``, or 0 without one, by default.
-        tau: time constant in steps, at least 1. ``math.inf``, with ``decay_input=False`` only, is the
+        x: Input currents (T, ...), finite, of any strides.
+        v0: Potentials (...) before the first step. Default: ``v_reset``, or 0 without one.
+        tau: Time constant in steps, at least 1. ``math.inf``, with ``decay_input=False`` only, is the
             integrate-and-fire neuron (IF); a tensor of one element is learnable (PLIF).
-        v_threshold: a potential that reaches it fires.
-        v_reset: potential after a spike; None subtracts the threshold (soft reset).
-        decay_input: the input, too, is divided by tau.
-        detach_reset: the reset is a constant to the backward pass.
-        surrogate: whose derivative a spike has: ``sigmoid`` for ``sigmoid(alpha u)``, ``atan`` for
-            ``arctan(pi / 2 alpha u) / pi``, of ``u = h - v_threshold``.
-        alpha: steepness of the surrogate, 4 (``sigmoid``) or 2 (``atan``) by default.
-        return_state: return the last potentials (...), in the dtype of the computation, as well.
+        v_threshold: Potential at and above which a neuron fires.
+        v_reset: Potential after a spike. None subtracts the threshold instead (soft reset).
+        decay_input: Whether the input is divided by tau, too.
+        detach_reset: Whether the reset is a constant in the backward pass.
+        surrogate: Function of ``u = h - v_threshold`` whose derivative replaces that of a spike: ``sigmoid``
+            (``sigmoid(alpha * u)``), ``atan`` (``atan(pi / 2 * alpha * u) / pi``), ``rectangle`` (derivative
+            1 / alpha where ``abs(u) < alpha / 2``) or ``triangle`` (derivative ``max(0, 1 - abs(u) / alpha) / alpha``).
+        alpha: Steepness or width of the surrogate. Default: 4 (``sigmoid``), 2 (``atan``) or 1 (the others).
+        return_state: Whether to return the last potentials (...) as well, in the dtype of the computation.
 
     Returns:
-        Spikes (T, ...), 0 or 1, in the dtype and memory order of x; with ``return_state`` a pair.
+        Spikes (T, ...), 0 or 1, in the dtype and memory order of x; a pair if ``return_state``.
 
     Raises:
-        TypeError: no floating-point tensor, or an argument of another type.
-        ValueError: no step or no neuron, a shape that does not fit, or a value that is not allowed.
+        TypeError: If x, v0 or a tensor tau is not a floating-point tensor, or a setting is not of its type.
+        ValueError: If x has no step or no neuron, v0 is not of the shape of a step or on another device, tau is below
+            1, ``v_reset`` is not below ``v_threshold``, ``surrogate`` is unknown or ``alpha`` is not positive.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.ops import lif
+        >>> lif(torch.tensor([1.0, 1.2, 1.2, 0.0, 2.0])).tolist()
+        [0.0, 0.0, 1.0, 0.0, 1.0]
+        >>> spikes, v = lif(torch.full((4, 2, 3), 1.5), return_state=True)
+        >>> spikes.sum(0)[0].tolist(), v[0].tolist()
+        ([2.0, 2.0, 2.0], [0.0, 0.0, 0.0])
     """
     check_currents(x, v0)
     check_flags(return_state=return_state)
@@ -98,74 +83,11 @@ def lif(
         return out if return_state else out[0]
 
 
-def read_leak(neuron: Neuron) -> tuple[Neuron, Tensor | None]:
-    """The neuron with its leak as a number, and the tensor that it was read from, if it was one."""
-    leak = neuron.leak
-    if not isinstance(leak, Tensor):
-        return neuron, None
-    if not 0 <= leak.item() <= 1:
-        raise ValueError(f'tau must be at least 1, got {1 / leak.item():g}')
-    return neuron._replace(leak=leak.item(), learns=leak.requires_grad), leak
-
-
-def lif_loop(x: Tensor, v0: Tensor | None, neuron: Neuron) -> tuple[Tensor, Tensor]:
-    """The definition of :func:`lif`, step by step: (spikes, last potentials)."""
-    dtype = state_dtype(x)
-    rest, leak = neuron.rest, neuron.leak
-    leak = leak.reshape(()).to(dtype) if isinstance(leak, Tensor) else leak
-    v = torch.full_like(x[0], rest, dtype=dtype) if v0 is None else v0.to(dtype)
-    spikes = []
-    for current in x.to(dtype).unbind(0):
-        h = v + (current - (v - rest)) * leak if neuron.decay_input else v - (v - rest) * leak + current
-        u = h - neuron.threshold
-        # A trace is for inference, and no runtime knows the function of the gradient.
-        s = (u >= 0).to(dtype) if torch.jit.is_tracing() else Spike.apply(u, neuron.surrogate, neuron.slope)
-        spikes.append(s)
-        s = s.detach() if neuron.detach_reset else s
-        v = h - neuron.threshold * s if neuron.reset is None else h * (1 - s) + neuron.reset * s
-    return torch.stack(spikes).to(x.dtype), v
-
-
-class Spike(torch.autograd.Function):
-    """1 where the input is at least 0, with the derivative of a surrogate."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, surrogate: str, slope: float) -> Tensor:
-        ctx.save_for_backward(u)
-        ctx.of = surrogate, slope
-        return (u >= 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (u,) = ctx.saved_tensors
-        surrogate, slope = ctx.of
-        if surrogate == 'sigmoid':
-            s = torch.sigmoid(slope * u)
-            return grad * slope * s * (1 - s), None, None
-        return grad * slope / 2 / (1 + (math.pi / 2 * slope * u) ** 2), None, None
-
-
-class Form(NamedTuple):
-    """:func:`fire` and :func:`differentiate`, or what does the same."""
-
-    fire: Callable[..., Tensor]
-    differentiate: Callable[..., tuple[Tensor, Tensor | None]]
-
-
-def form_for(x: Tensor) -> Form:
-    """Triton's kernels on a GPU, where they are to be had; but for float64."""
-    if x.is_cuda and x.dtype != torch.float64 and find_spec('triton') is not None:
-        from mmkron.ops.neurons import triton as lif_triton
-
-        return Form(lif_triton.fire, lif_triton.differentiate)
-    return Form(fire, differentiate)
-
-
 class LIFFunction(torch.autograd.Function):
     """``(x, v0, leak, neuron, return_state) -> (spikes, last potentials or None)``.
 
-    The input alone is kept for the backward pass, which walks forward once more. ``leak`` is the tensor that
-    ``neuron.leak`` was read from, if it was one.
+    Only the input is kept for the backward pass, which repeats the forward pass. ``leak`` is the tensor from which
+    ``neuron.leak`` was read, if any.
     """
 
     @staticmethod
@@ -175,111 +97,149 @@ class LIFFunction(torch.autograd.Function):
         ctx.save_for_backward(x, v0, leak)
         ctx.neuron = neuron
         ctx.set_materialize_grads(False)
-        return fire_all(x, v0, neuron, return_state)
+        return run_forward(x, v0, neuron, return_state)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_last: Tensor | None) -> tuple[Tensor | None, ...]:
         x, v0, leak = ctx.saved_tensors
-        grad_x, grad_v0, grad_leak = differentiate_all(x, v0, ctx.neuron, grad, grad_last)
+        grad_x, grad_v0, grad_leak = run_backward(x, v0, ctx.neuron, grad, grad_last)
         return grad_x, grad_v0, None if grad_leak is None else grad_leak.to(leak.dtype).view_as(leak), None, None
 
 
-def fire_all(x: Tensor, v0: Tensor | None, neuron: Neuron, return_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Spikes and, where they are asked for, last potentials. A block of neurons walks through all steps while its state
-    is in the cache."""
+class Backend(NamedTuple):
+    """:func:`forward_block` and :func:`backward_block`, or equivalents for another device."""
+
+    forward_block: Callable[..., Tensor]
+    backward_block: Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def select_backend(x: Tensor) -> Backend:
+    """Return Triton's kernels on a GPU, if Triton is installed, except for float64."""
+    if x.is_cuda and x.dtype != torch.float64 and find_spec('triton') is not None:
+        from mmkron.ops.neurons import triton
+
+        return Backend(triton.forward_block, triton.backward_block)
+    return Backend(forward_block, backward_block)
+
+
+def run_forward(x: Tensor, v0: Tensor | None, neuron: Neuron, return_state: bool) -> tuple[Tensor, Tensor | None]:
+    """Run all steps block by block, so that the state stays in cache.
+
+    Returns:
+        Spikes (T, ...) and, if ``return_state``, the last potentials (...).
+    """
     order = memory_order(x)
-    rows, start = flatten(x, order), flatten_one(v0, order)
-    spikes = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    last = torch.empty(rows.shape[1] if return_state else 0, dtype=state_dtype(x), device=x.device)
-    for block in blocks(rows):
+    x2d, start = flatten(x, order), flatten_step(v0, order)
+    spikes = torch.empty(x2d.shape, dtype=x.dtype, device=x.device)
+    last = torch.empty(x2d.shape[1] if return_state else 0, dtype=state_dtype(x), device=x.device)
+    backend = select_backend(x)
+    for block in blocks(x2d):
         first = None if start is None else start[block]
-        v = form_for(x).fire(rows[:, block], first, neuron, spikes[:, block], return_state)
+        v = backend.forward_block(x2d[:, block], first, neuron, spikes[:, block], return_state)
         if return_state:
             last[block] = v
-    return unflatten(spikes, order, x.shape), unflatten_one(last, order, x.shape) if return_state else None
+    return unflatten(spikes, order, x.shape), unflatten_step(last, order, x.shape) if return_state else None
 
 
-def differentiate_all(
+def run_backward(
     x: Tensor, v0: Tensor | None, neuron: Neuron, grad: Tensor | None, grad_last: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of x, v0 and the leak, by those of the spikes and the last potentials."""
+    """Return the gradients of x, v0 and the leak from those of the spikes and the last potentials."""
     order = memory_order(x)
-    rows, start, end = flatten(x, order), flatten_one(v0, order), flatten_one(grad_last, order)
-    grads = x.new_zeros(()).expand(rows.shape) if grad is None else flatten(grad, order)
-    grad_rows = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    x2d, start, end = flatten(x, order), flatten_step(v0, order), flatten_step(grad_last, order)
+    grad2d = x.new_zeros(()).expand(x2d.shape) if grad is None else flatten(grad, order)
+    grad_x = torch.empty(x2d.shape, dtype=x.dtype, device=x.device)
     grad_start = None if v0 is None else torch.empty_like(start)
     grad_leak = None
-    for block in blocks(rows):
-        first, last = (None if of is None else of[block] for of in (start, end))
-        operands = rows[:, block], first, grads[:, block], last, neuron, grad_rows[:, block]
-        carry, change = form_for(x).differentiate(*operands)
+    backend = select_backend(x)
+    for block in blocks(x2d):
+        first, last = (None if state is None else state[block] for state in (start, end))
+        operands = x2d[:, block], first, grad2d[:, block], last, neuron, grad_x[:, block]
+        grad_v, block_grad_leak = backend.backward_block(*operands)
         if grad_start is not None:
-            grad_start[block] = carry
-        if neuron.learns:
-            grad_leak = change if grad_leak is None else grad_leak + change
-    grad_v0 = None if v0 is None else unflatten_one(grad_start, order, x.shape)
-    return unflatten(grad_rows, order, x.shape), grad_v0, grad_leak
+            grad_start[block] = grad_v
+        if neuron.learns_leak:
+            grad_leak = block_grad_leak if grad_leak is None else grad_leak + block_grad_leak
+    grad_v0 = None if v0 is None else unflatten_step(grad_start, order, x.shape)
+    return unflatten(grad_x, order, x.shape), grad_v0, grad_leak
 
 
-def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
-    """Writes the spikes of some neurons, (T, n), and returns their last potentials (before the last reset unless
-    ``to_the_end``)."""
-    v = first_state(rows, start, neuron)
-    for step, (current, s) in enumerate(zip(rows, spikes), 1):
+def forward_block(x: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
+    """Write the spikes of a block (T, n) and return its last potentials (n).
+
+    The potentials are those before the last reset unless ``to_the_end``.
+    """
+    v = first_state(x, start, neuron)
+    for step, (current, s) in enumerate(zip(x, spikes), 1):
         charge(v, current, neuron, out=v)
         torch.ge(v, neuron.threshold, out=s)
-        if to_the_end or step < len(rows):
+        if to_the_end or step < len(x):
             reset(v, neuron, out=v)
     return v
 
 
-def differentiate(
-    rows: Tensor, start: Tensor | None, grads: Tensor, end: Tensor | None, neuron: Neuron, grad_rows: Tensor
+def backward_block(
+    x: Tensor, start: Tensor | None, grad: Tensor, end: Tensor | None, neuron: Neuron, grad_x: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Writes the gradient of the inputs of some neurons, (T, n); returns those of their first potentials and the leak.
+    """Write the gradient of the inputs of a block (T, n) and return those of its first potentials and of the leak.
 
-    With g the gradients of the spikes and c that of the potentials after the step (``end`` for the last), backwards::
+    ``grad`` holds the gradients of the spikes, ``end`` those of the last potentials. From the last step to the first,
+    with grad_v the gradient of the potentials after the step::
 
-        dh = surrogate'(h - v_threshold) * (g - c * jump) + c * kept
-        c = dh * (1 - leak)
+        grad_h = surrogate'(h - v_threshold) * (grad - grad_v * jump) + grad_v * kept
+        grad_v = grad_h * (1 - leak)
 
     jump is what a spike takes away (``h - v_reset`` or ``v_threshold``; 0 with ``detach_reset``), kept is 1 - s or 1.
-    ``scaled`` is dh without the surrogate's constant factor, which saves a pass over memory.
+    In the code grad_h is divided by the surrogate's ``scale``, which is applied with the other constants.
     """
-    v = first_state(rows, start, neuron)
-    before, charged = [], [torch.empty_like(v) for _ in rows]
-    for current, h in zip(rows, charged):
-        if neuron.learns:
+    surrogate = SURROGATES[neuron.surrogate]
+    scale = surrogate.scale(neuron.alpha)
+    gain = scale * neuron.leak if neuron.decay_input else scale
+    v = first_state(x, start, neuron)
+    before, charged = charge_all(x, v, neuron)
+    # Before the first round grad_h is that of v after the last step, which no leak has reduced.
+    grad_h = None if end is None else end.to(v.dtype) / scale
+    decay, grad_leak = 1.0, None
+    for step in reversed(range(len(x))):
+        h, grad_s = charged[step], grad[step].to(v.dtype)
+        if grad_h is not None and not neuron.detach_reset:
+            jump = neuron.threshold if neuron.reset is None else h - neuron.reset
+            grad_s = grad_s - decay * scale * grad_h * jump
+        if grad_h is None:
+            grad_h = surrogate.backward(h, grad_s, neuron.threshold, neuron.alpha, torch.empty_like(v))
+        else:
+            if neuron.reset is not None:
+                zero_where_fired(grad_h, h, neuron, out=grad_h)
+            grad_u = surrogate.backward(h, grad_s, neuron.threshold, neuron.alpha, v)
+            torch.add(grad_u, grad_h, alpha=decay, out=grad_h)
+        torch.mul(grad_h, gain, out=grad_x[step])
+        if neuron.learns_leak:
+            pull = neuron.rest - before[step] + (x[step] if neuron.decay_input else 0)
+            step_grad = scale * (grad_h * pull).sum()
+            grad_leak = step_grad if grad_leak is None else grad_leak + step_grad
+        decay = 1 - neuron.leak
+    return grad_h.mul_(decay * scale), grad_leak
+
+
+def charge_all(x: Tensor, v: Tensor, neuron: Neuron) -> tuple[list[Tensor], list[Tensor]]:
+    """Repeat the forward pass of a block from potentials ``v``, which are overwritten.
+
+    Returns:
+        The potentials before each step, if the leak learns, and the charged potentials h of each step.
+    """
+    before, charged = [], [torch.empty_like(v) for _ in x]
+    for current, h in zip(x, charged):
+        if neuron.learns_leak:
             before.append(v.clone())
         charge(v, current, neuron, out=h)
         if h is not charged[-1]:
             reset(h, neuron, out=v)
-    factor = neuron.slope if neuron.surrogate == 'sigmoid' else neuron.slope / 2
-    scaled = None if end is None else end.to(v.dtype) / factor
-    decay, gain, change = 1.0, neuron.leak if neuron.decay_input else 1.0, None
-    for step in reversed(range(len(rows))):
-        h, grad = charged[step], grads[step].to(v.dtype)
-        if not neuron.detach_reset and scaled is not None:
-            jump = neuron.threshold if neuron.reset is None else h - neuron.reset
-            grad = grad - decay * factor * scaled * jump
-        if scaled is None:
-            scaled = surrogate_gradient(h, grad, neuron, out=torch.empty_like(v))
-        else:
-            if neuron.reset is not None:
-                zero_where_fired(scaled, h, neuron, out=scaled)
-            through = surrogate_gradient(h, grad, neuron, out=v)
-            torch.add(through, scaled, alpha=decay, out=scaled)
-        torch.mul(scaled, gain * factor, out=grad_rows[step])
-        if neuron.learns:
-            dot = scaled * (neuron.rest - before[step] + (rows[step] if neuron.decay_input else 0))
-            change = factor * dot.sum() if change is None else change + factor * dot.sum()
-        decay = 1 - neuron.leak
-    return scaled.mul_(decay * factor), change
+    return before, charged
 
 
 def charge(v: Tensor, x: Tensor, neuron: Neuron, out: Tensor) -> None:
-    """Potentials v and inputs x -> potentials h before the spike."""
+    """Write the potentials h before the spike from potentials v and inputs x."""
     x, rest = x.to(v.dtype), neuron.rest
     if neuron.decay_input:
         # From the input's end: for tau >= 2 torch then computes v + (x - v) * leak to the last bit.
@@ -291,7 +251,7 @@ def charge(v: Tensor, x: Tensor, neuron: Neuron, out: Tensor) -> None:
 
 
 def reset(h: Tensor, neuron: Neuron, out: Tensor) -> None:
-    """Potentials h before -> potentials after the spike."""
+    """Write the potentials after the spike from potentials h before it."""
     if neuron.reset == 0:
         zero_where_fired(h, h, neuron, out=out)
     else:
@@ -300,103 +260,45 @@ def reset(h: Tensor, neuron: Neuron, out: Tensor) -> None:
 
 
 def zero_where_fired(value: Tensor, h: Tensor, neuron: Neuron, out: Tensor) -> None:
-    """``value`` where h stays below the threshold, else 0: what the derivative of hardtanh does in a single pass."""
+    """Write ``value`` where h is below the threshold, else 0; the gradient of hardtanh does it in a single pass."""
     torch.ops.aten.hardtanh_backward.grad_input(value, h, -math.inf, neuron.threshold, grad_input=out)
 
 
-def surrogate_gradient(h: Tensor, grad: Tensor, neuron: Neuron, out: Tensor) -> Tensor:
-    """``grad`` times the surrogate's derivative at h, but for its factor; the memory of h is used up."""
-    if neuron.surrogate == 'sigmoid':
-        s = torch.add(h.new_tensor(-neuron.slope * neuron.threshold), h, alpha=neuron.slope, out=h).sigmoid_()
-        return torch.ops.aten.sigmoid_backward.grad_input(grad, s, grad_input=out)
-    u = h.sub_(neuron.threshold).mul_(math.pi / 2 * neuron.slope)
-    return torch.div(grad, u.square_().add_(1), out=out)
-
-
-def first_state(rows: Tensor, start: Tensor | None, neuron: Neuron) -> Tensor:
-    """A copy of the potentials before the first step."""
-    v = torch.empty(rows.shape[1], dtype=state_dtype(rows), device=rows.device)
+def first_state(x2d: Tensor, start: Tensor | None, neuron: Neuron) -> Tensor:
+    """Return a copy of the potentials before the first step."""
+    v = torch.empty(x2d.shape[1], dtype=state_dtype(x2d), device=x2d.device)
     return v.fill_(neuron.rest) if start is None else v.copy_(start)
 
 
-def state_dtype(x: Tensor) -> torch.dtype:
-    """What potentials of inputs x are computed in."""
-    return x.dtype if x.dtype == torch.float64 else torch.float32
-
-
-def blocks(rows: Tensor) -> list[slice]:
-    """Parts of the neurons (T, n): what a CPU's cache holds, all of them on another device."""
-    count = rows.shape[1]
-    if rows.device.type != 'cpu':
+def blocks(x2d: Tensor) -> list[slice]:
+    """Return slices of the neurons (T, n): blocks that fit a CPU's cache, or all of them on another device."""
+    count = x2d.shape[1]
+    if x2d.device.type != 'cpu':
         return [slice(0, count)]
     return [slice(begin, min(begin + BLOCK, count)) for begin in range(0, count, BLOCK)]
 
 
 def memory_order(x: Tensor) -> list[int]:
-    """The dimensions of x, the steps first, the others as they lie in memory."""
+    """Return the dimensions of x: steps first, the others by decreasing stride."""
     return [0, *sorted(range(1, x.dim()), key=x.stride, reverse=True)]
 
 
 def flatten(x: Tensor, order: list[int]) -> Tensor:
-    """(T, ...) -> (T, n), neurons in the given order: a view where that is x's own."""
+    """Reshape (T, ...) to (T, n), neurons in the given order: a view if it is x's own."""
     return x.permute(order).reshape(x.shape[0], -1)
 
 
-def unflatten(rows: Tensor, order: list[int], shape: torch.Size) -> Tensor:
-    """The inverse of :func:`flatten`."""
+def unflatten(x2d: Tensor, order: list[int], shape: torch.Size) -> Tensor:
+    """Invert :func:`flatten`."""
     inverse = sorted(range(len(order)), key=order.__getitem__)
-    return rows.reshape([rows.shape[0], *(shape[axis] for axis in order[1:])]).permute(inverse)
+    return x2d.reshape([x2d.shape[0], *(shape[axis] for axis in order[1:])]).permute(inverse)
 
 
-def flatten_one(v: Tensor | None, order: list[int]) -> Tensor | None:
-    """As :func:`flatten`, for potentials (...)."""
+def flatten_step(v: Tensor | None, order: list[int]) -> Tensor | None:
+    """Apply :func:`flatten` to potentials (...)."""
     return None if v is None else flatten(v[None], order)[0]
 
 
-def unflatten_one(row: Tensor, order: list[int], shape: torch.Size) -> Tensor:
-    return unflatten(row[None], order, shape)[0]
-
-
-def check_currents(x: Tensor, v0: Tensor | None) -> None:
-    """Raises TypeError or ValueError unless x is (T, ...) and v0, if any, (...)."""
-    check_floating('x', x)
-    if x.dim() < 1 or (not torch.jit.is_tracing() and 0 in x.shape):
-        raise ValueError(f'x must have shape (T, ...) with no empty dimension, got {tuple(x.shape)}')
-    if v0 is not None and (not isinstance(v0, Tensor) or not v0.is_floating_point()):
-        got = v0.dtype if isinstance(v0, Tensor) else repr(v0)
-        raise TypeError(f'v0 must be a floating-point tensor or None, got {got}')
-    if v0 is not None and v0.shape != x.shape[1:]:
-        raise ValueError(f'v0 must have shape {tuple(x.shape[1:])}, that of a step of x, got {tuple(v0.shape)}')
-    if v0 is not None:
-        check_device('v0', v0, x)
-
-
-def resolve_neuron(
-    tau: float | Tensor = 2.0,
-    v_threshold: float = 1.0,
-    v_reset: float | None = 0.0,
-    decay_input: bool = True,
-    detach_reset: bool = True,
-    surrogate: str = 'sigmoid',
-    alpha: float | None = None,
-) -> Neuron:
-    """The settings of :func:`lif`, checked; errors are those that it names."""
-    check_flags(decay_input=decay_input, detach_reset=detach_reset)
-    if isinstance(tau, Tensor):
-        check_floating('tau', tau)
-        if tau.numel() != 1:
-            raise ValueError(f'tau must be a number or a tensor of one element, got shape {tuple(tau.shape)}')
-    else:
-        check_number('tau', tau, finite=decay_input)  # no input would count
-        if not tau >= 1:
-            raise ValueError(f'tau must be at least 1, got {tau!r}')
-    check_number('v_threshold', v_threshold)
-    if v_reset is not None:
-        check_number('v_reset', v_reset)
-        if not v_reset < v_threshold:
-            raise ValueError(f'v_reset must be below v_threshold, got {v_reset!r} and {v_threshold!r}')
-    check_choice('surrogate', surrogate, SURROGATES)
-    if alpha is not None:
-        check_number('alpha', alpha, above=0)
-    slope = SURROGATES[surrogate] if alpha is None else float(alpha)
-    return Neuron(1 / tau, float(v_threshold), v_reset, decay_input, detach_reset, surrogate, slope)
+def unflatten_step(v: Tensor, order: list[int], shape: torch.Size) -> Tensor:
+    """Invert :func:`flatten_step`."""
+    return unflatten(v[None], order, shape)[0]

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmkron.ops.checks import check_device, check_floating, check_map
-from mmkron.ops.neurons.lif import Neuron, differentiate_all, fire_all, read_leak, resolve_neuron
+from mmkron.ops.neurons.lif import run_backward, run_forward
+from mmkron.ops.neurons.neuron import Neuron, read_leak, resolve_neuron
 from mmkron.utils.checks import check_int, check_number
 
 
@@ -101,7 +102,7 @@ class NormLIFFunction(torch.autograd.Function):
         normalise(x, weight, bias, mean, var, eps, out=currents)
         ctx.save_for_backward(x, weight, bias, leak, mean, var)
         ctx.eps, ctx.steps, ctx.neuron = eps, steps, neuron
-        return fire_all(currents.unflatten(0, (steps, -1)), None, neuron, False)[0]
+        return run_forward(currents.unflatten(0, (steps, -1)), None, neuron, False)[0]
 
     @staticmethod
     @once_differentiable
@@ -109,7 +110,7 @@ class NormLIFFunction(torch.autograd.Function):
         x, weight, bias, leak, mean, var = ctx.saved_tensors
         currents = torch.empty_like(x)
         normalise(x, weight, bias, mean, var, ctx.eps, out=currents)  # to the last bit: the neurons fire as they did
-        grad, _, grad_leak = differentiate_all(currents.unflatten(0, (ctx.steps, -1)), None, ctx.neuron, grad, None)
+        grad, _, grad_leak = run_backward(currents.unflatten(0, (ctx.steps, -1)), None, ctx.neuron, grad, None)
         del currents
         grad, *grads = torch.ops.aten.native_batch_norm_backward(
             grad.flatten(0, 1),

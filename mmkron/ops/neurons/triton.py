@@ -1,36 +1,35 @@
-"""The neurons of :mod:`mmkron.ops.neurons.lif` as Triton kernels: the same equations, a neuron's steps in registers.
+"""Triton kernels of the neurons: the equations of :mod:`mmkron.ops.neurons.neuron`, a neuron's steps in registers.
 
-Potentials are float32, as which Triton takes numbers: float64 is left to the other form. Needs the package triton,
-which torch for CUDA brings.
+Potentials are float32, because Triton takes Python numbers as float32; float64 is left to the other form. Needs the
+package triton, which torch for CUDA brings.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from mmkron.ops.neurons.lif import Neuron
+from mmkron.ops.neurons.neuron import Neuron
+from mmkron.ops.neurons.surrogate import SURROGATES
 
-LANES = 1024  # neurons a program
+LANES = 1024  # neurons per program
+DERIVATIVES = {name: triton.jit(surrogate.triton) for name, surrogate in SURROGATES.items()}
 
 
-def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
-    """As :func:`mmkron.ops.neurons.lif.fire`; the potentials are empty unless ``to_the_end``."""
-    rows, start = with_unit_stride(rows), None if start is None else start.contiguous()
-    steps, count = rows.shape
-    last = rows.new_empty(count if to_the_end else 0, dtype=torch.float32)
-    _fire[(triton.cdiv(count, LANES),)](
-        rows,
-        rows if start is None else start,
+def forward_block(x: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
+    """Do as :func:`mmkron.ops.neurons.lif.forward_block`; the potentials are empty unless ``to_the_end``."""
+    x, start = with_unit_stride(x), None if start is None else start.contiguous()
+    steps, count = x.shape
+    last = x.new_empty(count if to_the_end else 0, dtype=torch.float32)
+    _forward[(triton.cdiv(count, LANES),)](
+        x,
+        x if start is None else start,
         spikes,
         last,
         count,
-        rows.stride(0),
+        x.stride(0),
         neuron.leak,
         neuron.threshold,
         neuron.rest,
@@ -44,50 +43,50 @@ def fire(rows: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_
     return last
 
 
-def differentiate(
-    rows: Tensor, start: Tensor | None, grads: Tensor, end: Tensor | None, neuron: Neuron, grad_rows: Tensor
+def backward_block(
+    x: Tensor, start: Tensor | None, grad: Tensor, end: Tensor | None, neuron: Neuron, grad_x: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """As :func:`mmkron.ops.neurons.lif.differentiate`."""
-    rows, grads = with_unit_stride(rows), with_unit_stride(grads)
-    start, end = (None if of is None else of.contiguous() for of in (start, end))
-    steps, count = rows.shape
+    """Do as :func:`mmkron.ops.neurons.lif.backward_block`."""
+    x, grad = with_unit_stride(x), with_unit_stride(grad)
+    start, end = (None if state is None else state.contiguous() for state in (start, end))
+    steps, count = x.shape
     programs = triton.cdiv(count, LANES)
     # Holds h between the walk forward and the walk back, in the memory of the gradients if that is exact enough.
-    charged = grad_rows if grad_rows.dtype == torch.float32 else torch.empty_like(grad_rows, dtype=torch.float32)
-    carry = rows.new_empty(count, dtype=torch.float32)
-    change = rows.new_zeros(programs if neuron.learns else 1, dtype=torch.float32)
-    _differentiate[(programs,)](
-        rows,
-        rows if start is None else start,
-        grads,
-        grads if end is None else end,
+    charged = grad_x if grad_x.dtype == torch.float32 else torch.empty_like(grad_x, dtype=torch.float32)
+    grad_v = x.new_empty(count, dtype=torch.float32)
+    grad_leak = x.new_zeros(programs if neuron.learns_leak else 1, dtype=torch.float32)
+    _backward[(programs,)](
+        x,
+        x if start is None else start,
+        grad,
+        grad if end is None else end,
         charged,
-        grad_rows,
-        carry,
-        change,
+        grad_x,
+        grad_v,
+        grad_leak,
         count,
-        rows.stride(0),
-        grads.stride(0),
+        x.stride(0),
+        grad.stride(0),
         neuron.leak,
         neuron.threshold,
         neuron.rest,
-        neuron.slope,
+        neuron.alpha,
         steps,
         start is not None,
         end is not None,
         neuron.reset is not None,
         neuron.decay_input,
         neuron.detach_reset,
-        neuron.surrogate == 'sigmoid',
-        neuron.learns,
+        DERIVATIVES[neuron.surrogate],
+        neuron.learns_leak,
         LANES,
     )
-    return carry, change.sum() if neuron.learns else None
+    return grad_v, grad_leak.sum() if neuron.learns_leak else None
 
 
-def with_unit_stride(rows: Tensor) -> Tensor:
-    """(T, n) whose neurons lie side by side; the steps may lie anywhere."""
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+def with_unit_stride(x: Tensor) -> Tensor:
+    """Return x (T, n) with adjacent neurons; the steps may have any stride."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 @triton.jit
@@ -102,7 +101,7 @@ def _reset(h, threshold, rest, hard: tl.constexpr):
 
 
 @triton.jit
-def _fire(
+def _forward(
     x_ptr,
     start_ptr,
     out_ptr,
@@ -136,30 +135,30 @@ def _fire(
 
 
 @triton.jit
-def _differentiate(
+def _backward(
     x_ptr,
     start_ptr,
     grad_ptr,
     end_ptr,
     charged_ptr,
     grad_x_ptr,
-    carry_ptr,
-    change_ptr,
+    grad_v_ptr,
+    grad_leak_ptr,
     count,
     stride,
     grad_stride,
     leak,
     threshold,
     rest,
-    slope,
+    alpha,
     steps: tl.constexpr,
     has_start: tl.constexpr,
     has_end: tl.constexpr,
     hard: tl.constexpr,
     decay_input: tl.constexpr,
     detach_reset: tl.constexpr,
-    is_sigmoid: tl.constexpr,
-    learns: tl.constexpr,
+    derivative: tl.constexpr,
+    learns_leak: tl.constexpr,
     lanes: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64) * lanes + tl.arange(0, lanes)
@@ -178,9 +177,9 @@ def _differentiate(
         charged_ptr += count
         grad_ptr += grad_stride
         grad_x_ptr += count
-    carry = tl.full((lanes,), 0.0, tl.float32)
+    grad_v = tl.full((lanes,), 0.0, tl.float32)
     if has_end:
-        carry = tl.load(end_ptr + n, inside, 0.0).to(tl.float32)
+        grad_v = tl.load(end_ptr + n, inside, 0.0).to(tl.float32)
     total = tl.full((lanes,), 0.0, tl.float32)
     for back in range(steps):
         x_ptr -= stride
@@ -190,26 +189,21 @@ def _differentiate(
         h = tl.load(charged_ptr + n, inside, 0.0)
         grad = tl.load(grad_ptr + n, inside, 0.0).to(tl.float32)
         if not detach_reset:
-            grad -= carry * ((h - rest) if hard else threshold)
+            grad -= grad_v * ((h - rest) if hard else threshold)
         u = h - threshold
-        if is_sigmoid:
-            s = 1 / (1 + tl.exp(-slope * u))
-            through = grad * slope * s * (1 - s)
-        else:
-            w = 1.5707963267948966 * slope * u
-            through = grad * slope / 2 / (1 + w * w)
-        through += tl.where(u >= 0, 0.0, carry) if hard else carry
-        if learns:
+        grad_h = grad * derivative(u, alpha)
+        grad_h += tl.where(u >= 0, 0.0, grad_v) if hard else grad_v
+        if learns_leak:
             before = first
             if back + 1 < steps:
                 before = _reset(tl.load(charged_ptr - count + n, inside, 0.0), threshold, rest, hard)
-            factor = rest - before
+            pull = rest - before
             if decay_input:
-                factor += tl.load(x_ptr + n, inside, 0.0).to(tl.float32)
-            total += tl.where(inside, through * factor, 0.0)
-        grad_x = through * leak if decay_input else through
+                pull += tl.load(x_ptr + n, inside, 0.0).to(tl.float32)
+            total += tl.where(inside, grad_h * pull, 0.0)
+        grad_x = grad_h * leak if decay_input else grad_h
         tl.store(grad_x_ptr + n, grad_x.to(grad_x_ptr.dtype.element_ty), inside)
-        carry = through * (1 - leak)
-    tl.store(carry_ptr + n, carry, inside)
-    if learns:
-        tl.store(change_ptr + tl.program_id(0), tl.sum(total, 0))
+        grad_v = grad_h * (1 - leak)
+    tl.store(grad_v_ptr + n, grad_v, inside)
+    if learns_leak:
+        tl.store(grad_leak_ptr + tl.program_id(0), tl.sum(total, 0))

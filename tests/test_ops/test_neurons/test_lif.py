@@ -8,14 +8,22 @@ import pytest
 import torch
 
 from mmkron.ops import lif
+from mmkron.ops.neurons import lif as module
+from mmkron.ops.neurons.surrogate import SURROGATES
 from support.errors import raises
 
-module = import_module('mmkron.ops.neurons.lif')  # the attribute of that name is the function
+# Functions with the derivatives of the surrogates.
+SMOOTH = {
+    'sigmoid': lambda u, alpha: torch.sigmoid(alpha * u),
+    'atan': lambda u, alpha: torch.atan(math.pi / 2 * alpha * u) / math.pi,
+    'rectangle': lambda u, alpha: (u / alpha).clamp(-0.5, 0.5),
+    'triangle': lambda u, alpha: (u / alpha).clamp(-1, 1) * (1 - (u / alpha).clamp(-1, 1).abs() / 2),
+}
 
 SETTINGS = [
     dict(tau=tau, v_reset=v_reset, decay_input=decay_input, detach_reset=detach_reset, surrogate=surrogate)
     for tau, v_reset, decay_input, detach_reset, surrogate in product(
-        (1.0, 2.0, 3.5, math.inf), (0.0, None, -0.3), (True, False), (True, False), ('sigmoid', 'atan')
+        (1.0, 2.0, 3.5, math.inf), (0.0, None, -0.3), (True, False), (True, False), SMOOTH
     )
     if not (tau == math.inf and decay_input)
 ]
@@ -33,7 +41,7 @@ def plain(x, v0, tau, v_threshold, v_reset, decay_input, detach_reset, surrogate
     for current in x:
         h = v + (current - (v - rest)) / tau if decay_input else v - (v - rest) / tau + current
         u = h - v_threshold
-        soft = torch.sigmoid(alpha * u) if surrogate == 'sigmoid' else torch.atan(math.pi / 2 * alpha * u) / math.pi
+        soft = SMOOTH[surrogate](u, alpha)
         s = (u >= 0).to(x.dtype) + soft - soft.detach()
         spikes.append(s)
         s = s.detach() if detach_reset else s
@@ -57,7 +65,8 @@ def run(function, x, v0=None, tau=2.0, **kwargs):
 
 
 def compare(x, v0=None, tau=2.0, rtol=1e-9, atol=1e-10, **kwargs):
-    alpha = kwargs.pop('alpha', 4.0 if kwargs.get('surrogate', 'sigmoid') == 'sigmoid' else 2.0)
+    defaults = dict(sigmoid=4.0, atan=2.0, rectangle=1.0, triangle=1.0)
+    alpha = kwargs.pop('alpha', defaults[kwargs.get('surrogate', 'sigmoid')])
     full = dict(v_threshold=1.0, v_reset=0.0, decay_input=True, detach_reset=True, surrogate='sigmoid', alpha=alpha)
     full.update(kwargs)
     ours = run(lambda *args, **rest: lif(*args, return_state=True, **rest), x, v0, tau, **full)
@@ -72,6 +81,9 @@ def block(request, monkeypatch):
 
 
 class TestFeature:
+    def test_every_surrogate_is_tested(self):
+        assert set(SMOOTH) == set(SURROGATES)
+
     @pytest.mark.parametrize('settings', SETTINGS, ids=str)
     def test_settings(self, block, settings):
         spikes, *_ = compare(currents(5, 3, 4, 2), currents(3, 4, 2, seed=1), v_threshold=0.6, **settings)
@@ -283,26 +295,27 @@ def test_potentials_on_another_device():
 
 
 @pytest.mark.parametrize(
-    ('kwargs', 'error', 'message'),
+    ('kwargs', 'error', 'value'),
     [
-        (dict(x=[1.0]), TypeError, 'x must be a floating-point tensor, got list'),
-        (dict(x=torch.zeros(2, 3, dtype=torch.long)), TypeError, 'x must be a floating-point tensor, got torch.int64'),
-        (dict(x=torch.zeros(())), ValueError, r'x must have shape \(T, ...\) with no empty dimension, got \(\)'),
-        (dict(x=torch.zeros(0, 3)), ValueError, r'x must have shape .* got \(0, 3\)'),
-        (dict(v0=0.5), TypeError, 'v0 must be a floating-point tensor or None, got 0.5'),
-        (dict(v0=torch.zeros(2)), ValueError, r'v0 must have shape \(3,\), .* got \(2,\)'),
-        (dict(tau=0.5), ValueError, 'tau must be at least 1, got 0.5'),
-        (dict(tau='2'), TypeError, "tau must be a number, got '2'"),
-        (dict(tau=torch.ones(2)), ValueError, r'tau must be a number or a tensor of one element, got shape \(2,\)'),
-        (dict(tau=torch.tensor(0.25)), ValueError, 'tau must be at least 1, got 0.25'),
-        (dict(v_threshold=None), TypeError, 'v_threshold must be a number, got None'),
-        (dict(v_reset=1.0), ValueError, 'v_reset must be below v_threshold, got 1.0 and 1.0'),
-        (dict(decay_input=1), ValueError, r'decay_input must be one of \(True, False\), got 1'),
-        (dict(detach_reset='no'), ValueError, "detach_reset must be one of .* got 'no'"),
-        (dict(surrogate='relu'), ValueError, r"surrogate must be one of \('sigmoid', 'atan'\), got 'relu'"),
-        (dict(alpha=0.0), ValueError, 'alpha must be greater than 0, got 0.0'),
+        (dict(x=[1.0]), TypeError, 'list'),
+        (dict(x=torch.zeros(2, 3, dtype=torch.long)), TypeError, 'torch.int64'),
+        (dict(x=torch.zeros(())), ValueError, ()),
+        (dict(x=torch.zeros(0, 3)), ValueError, (0, 3)),
+        (dict(v0=0.5), TypeError, 0.5),
+        (dict(v0=torch.zeros(2)), ValueError, (2,)),
+        (dict(tau=0.5), ValueError, 0.5),
+        (dict(tau='2'), TypeError, '2'),
+        (dict(tau=torch.ones(2)), ValueError, (2,)),
+        (dict(tau=torch.tensor(0.25)), ValueError, 0.25),
+        (dict(v_threshold=None), TypeError, None),
+        (dict(v_reset=1.0), ValueError, 1.0),
+        (dict(decay_input=1), ValueError, 1),
+        (dict(detach_reset='no'), ValueError, 'no'),
+        (dict(surrogate='relu'), ValueError, 'relu'),
+        (dict(alpha=0.0), ValueError, 0.0),
     ],
 )
-def test_exception(kwargs, error, message):
-    with pytest.raises(error, match=message):
+def test_exception(kwargs, error, value):
+    (argument,) = kwargs
+    with raises(error, argument, value):
         lif(**{'x': torch.zeros(2, 3), **kwargs})
