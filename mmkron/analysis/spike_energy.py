@@ -39,8 +39,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmkron.layers.neuron import LIF
 from mmkron.layers.spiking import (
-    LIF,
     ChannelQKAttention,
     LegacyOrder,
     SpikingAttention,

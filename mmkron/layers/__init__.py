@@ -2,8 +2,8 @@
 
 from mmkron.layers.kronecker_attention import KroneckerAttention2d
 from mmkron.layers.lambda_layer import LambdaLayer
+from mmkron.layers.neuron import LIF
 from mmkron.layers.spiking import (
-    LIF,
     ChannelQKAttention,
     SpikingConv,
     SpikingMLP,

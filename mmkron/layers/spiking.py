@@ -1,13 +1,10 @@
 """Spiking layers on maps of several time steps, (T, B, C, H, W).
 
-Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), and its released code. No layer keeps a state: each call
-starts its neurons anew, so that samples, batches and calls do not depend on each other.
+Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), and its released code.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,119 +12,36 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from mmkron.layers.neuron import LIF, make_neuron, norm_then_lif
 from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_steps_map
-from mmkron.ops.neurons.lif import lif
-from mmkron.ops.neurons.neuron import resolve_neuron
-from mmkron.ops.neurons.norm_lif import norm_lif
 from mmkron.ops.spiking import channel_qk_attention, spiking_self_attention, token_qk_attention
-from mmkron.utils.checks import (
-    check_choice,
-    check_choices,
-    check_flags,
-    check_int,
-    check_ints,
-    check_keys,
-    check_number,
-)
+from mmkron.utils.checks import check_choice, check_choices, check_flags, check_int, check_ints, check_number
 
-KINDS = ('lif', 'plif', 'if')
 EMBED_MODES = ('aba', 'pa')
 
 
-class LIF(nn.Module):
-    """A spiking neuron: :func:`mmkron.ops.lif` with its settings.
-
-    Args:
-        kind: ``lif``; ``plif``, whose time constant is learnt, one for the layer, beginning with ``tau``; ``if``,
-            without leak, for which ``tau`` and ``decay_input`` mean nothing.
-        tau, v_threshold, v_reset, decay_input, detach_reset, surrogate, alpha: see :func:`mmkron.ops.lif`.
-
-    Raises:
-        TypeError, ValueError: a value outside these choices.
-    """
-
-    def __init__(
-        self,
-        kind: str = 'lif',
-        tau: float = 2.0,
-        v_threshold: float = 1.0,
-        v_reset: float | None = 0.0,
-        decay_input: bool = True,
-        detach_reset: bool = True,
-        surrogate: str = 'sigmoid',
-        alpha: float | None = None,
-    ) -> None:
-        super().__init__()
-        check_choice('kind', kind, KINDS)
-        check_flags(decay_input=decay_input)
-        self.kind, self.v_threshold = kind, v_threshold
-        self.tau = tau
-        self.others = dict(
-            v_reset=v_reset,
-            decay_input=decay_input and kind != 'if',
-            detach_reset=detach_reset,
-            surrogate=surrogate,
-            alpha=alpha,
-        )
-        resolve_neuron(tau, v_threshold, **self.others)
-        if kind == 'plif':
-            if not 1 < tau < math.inf:
-                raise ValueError(f'tau of a plif neuron must be above 1 and finite, got {tau!r}')
-            self.weight = nn.Parameter(torch.tensor([-math.log(tau - 1)]))  # FSDP takes none without dimensions
-            self._register_load_state_dict_pre_hook(self._add_dimension)
-
-    def settings(self) -> dict[str, Any]:
-        """Arguments of :func:`mmkron.ops.lif`."""
-        tau = {'lif': self.tau, 'if': math.inf}.get(self.kind)
-        tau = 1 / self.weight.sigmoid() if tau is None else tau
-        return dict(tau=tau, v_threshold=self.v_threshold, **self.others)
-
-    def forward(
-        self, x: Tensor, v0: Tensor | None = None, return_state: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Currents (T, ...) -> spikes (T, ...); with ``return_state`` the last potentials (...), too."""
-        return lif(x, v0, return_state=return_state, **self.settings())
-
-    def _add_dimension(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Fit a time constant that was saved without dimensions."""
-        weight = state_dict.get(f'{prefix}weight')
-        if weight is not None and weight.dim() == 0:
-            state_dict[f'{prefix}weight'] = weight.reshape(1)
-
-    def extra_repr(self) -> str:
-        return f'{self.kind}, tau={self.tau}, v_threshold={self.v_threshold}'
-
-
-def make_neuron(neuron_cfg: Mapping[str, Any] | None, **others: Any) -> LIF:
-    """Return the neuron of ``neuron_cfg``, with ``others`` in the place of its entries.
-
-    Raises:
-        TypeError, ValueError: ``neuron_cfg`` is neither None nor a dict of arguments of :class:`LIF`.
-    """
-    check_keys('neuron_cfg', neuron_cfg, inspect.signature(LIF).parameters)
-    return LIF(**{**(neuron_cfg or {}), **others})
-
-
 class SpikingConv(nn.Module):
-    """Convolution, batch norm and neuron, with max pooling behind the norm or the convolution if it halves the map.
+    """Conv-BN-LIF block with optional max pooling of stride 2, after the norm or before it.
 
-    A map without steps, (B, C, H, W), stands for the same input at every step: convolution and norm run once and the
-    neurons see the result ``steps`` times. In training the running variance then is that of B and not of T B maps.
+    A static map (B, C, H, W) is the input of every step: convolution and norm run once, and the neurons see the result
+    ``steps`` times. In training the running variance is then the variance of B instead of T B maps.
 
     Args:
-        in_channels, channels: of input and output.
-        kernel_size: of the convolution, odd.
-        stride: of the convolution.
-        bias: whether the convolution has one.
-        pool: max pooling 3 x 3 of stride 2, so that the output has ceil(H / 2) x ceil(W / 2) positions.
-        pool_first: pooling before the norm.
-        neuron_cfg: arguments of :class:`LIF`.
-        norm_cfg: normalisation; None (the default) is batch norm.
-        fires: False leaves the neuron out.
+        in_channels: Channels of the input.
+        channels: Channels of the output.
+        kernel_size: Kernel size of the convolution, odd.
+        stride: Stride of the convolution.
+        bias: Whether the convolution has a bias.
+        pool: Whether to halve the map to ceil(H / 2) x ceil(W / 2) positions by 3 x 3 max pooling.
+        pool_first: Whether to pool before the norm.
+        neuron_cfg: Arguments of :class:`LIF`.
+        norm_cfg: Config of the norm. Default: batch norm.
+        fires: Whether a neuron follows.
 
     Raises:
-        TypeError, ValueError: a value outside these choices.
+        TypeError: If an argument is not of its type.
+        ValueError: If a number is below 1 or ``kernel_size`` is even.
     """
 
     def __init__(
@@ -152,82 +66,65 @@ class SpikingConv(nn.Module):
         check_flags(bias=bias, pool=pool, pool_first=pool_first, fires=fires)
         self.conv = nn.Conv2d(in_channels, channels, kernel_size, stride, kernel_size // 2, bias=bias)
         self.norm = build_norm(norm_cfg, channels)
-        self.pool = nn.MaxPool2d(3, 2, 1) if pool else None
-        self.pool_first = pool_first
+        self.pool_before_norm = MaxPool2d(3, 2, 1) if pool and pool_first else nn.Identity()
+        self.pool_after_norm = MaxPool2d(3, 2, 1) if pool and not pool_first else None
         self.neuron = make_neuron(neuron_cfg) if fires else None
 
     def forward(self, x: Tensor, steps: int | None = None) -> Tensor:
-        """(T, B, in_channels, H, W), or (B, in_channels, H, W) with ``steps`` -> (T, B, channels, H', W').
+        """Map (T, B, in_channels, H, W), or static (B, in_channels, H, W) with ``steps``, to (T, B, channels, H', W').
 
         Raises:
-            TypeError, ValueError: ``x`` is not such a map, or ``steps`` not a positive int.
+            TypeError: If ``x`` is not a floating-point tensor or ``steps`` not an int.
+            ValueError: If ``x`` is not of these shapes or ``steps`` is below 1.
         """
         check_steps_map('x', x, self.conv.in_channels, steps)
-        count = x.shape[0] if steps is None else steps
-        x = self.conv(x.flatten(0, 1) if steps is None else x)
-        if self.pool is not None and self.pool_first:
-            x = max_pool(x, self.pool)
-        if steps is None and self.joins_norm():
-            return self.fire(x, count)
+        if steps is not None:
+            currents = self.normalize(self.pool_before_norm(self.conv(x)))
+            return self.fire(repeat_static(currents, steps))
+        steps = x.shape[0]
+        x = self.pool_before_norm(self.conv(x.flatten(0, 1)))
+        if self.neuron is not None and self.pool_after_norm is None:
+            return norm_then_lif(self.norm, self.neuron, x, steps)
+        return self.fire(self.normalize(x).unflatten(0, (steps, -1)))
+
+    def normalize(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        if self.pool is not None and not self.pool_first:
-            x = max_pool(x, self.pool)
-        x = x.reshape(count, -1, *x.shape[1:]) if steps is None else x.expand(count, *x.shape)
-        return x if self.neuron is None else self.neuron(x)
+        return x if self.pool_after_norm is None else self.pool_after_norm(x)
 
-    def joins_norm(self) -> bool:
-        """Whether norm and neurons can be one operation, which saves memory in training."""
-        return (
-            torch.is_grad_enabled()
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
-            and type(self.norm) is nn.BatchNorm2d
-            and self.norm.training
-            and self.norm.affine
-            and self.norm.weight.dtype in (torch.float32, torch.float64)  # as the statistics, which are never narrower
-            and self.norm.track_running_stats
-            and self.norm.momentum is not None
-            and type(self.neuron) is LIF
-            and (self.pool is None or self.pool_first)
-            and not any(has_hooks(part) for part in (self.norm, self.neuron))
-        )
-
-    def fire(self, x: Tensor, steps: int) -> Tensor:
-        """Maps (T B, C, H, W) -> spikes (T, B, C, H, W), by norm and neurons as one operation."""
-        norm = self.norm
-        norm.num_batches_tracked.add_(1)
-        statistics = norm.weight, norm.bias, norm.running_mean, norm.running_var
-        return norm_lif(x, steps, *statistics, norm.momentum, norm.eps, **self.neuron.settings())
+    def fire(self, currents: Tensor) -> Tensor:
+        return currents if self.neuron is None else self.neuron(currents)
 
 
-def max_pool(x: Tensor, pool: nn.MaxPool2d) -> Tensor:
-    """By way of channels last on a CPU, where torch's kernel for the usual order takes several times as long."""
-    if x.device.type != 'cpu':
-        return pool(x)
-    return pool(x.contiguous(memory_format=torch.channels_last)).contiguous()
+def repeat_static(x: Tensor, steps: int) -> Tensor:
+    """Show a static map (B, C, H, W) at every step: (T, B, C, H, W), without a copy."""
+    return x.expand(steps, *x.shape)
 
 
-def has_hooks(part: nn.Module) -> bool:
-    """Whether someone watches the calls of a module."""
-    kinds = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
-    return any(getattr(part, kind) for kind in kinds)
+class MaxPool2d(nn.MaxPool2d):
+    """Max pooling that is fast on a CPU, where torch's kernel for contiguous maps takes several times as long."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != 'cpu':
+            return super().forward(x)
+        return super().forward(x.contiguous(memory_format=torch.channels_last)).contiguous()
 
 
 class SpikingAttention(nn.Module):
-    """What the three kinds of attention share: one map for all operands, the operator, and a projection.
+    """Base of the three attention layers: one convolution for all operands, the operator, and a projection.
 
     Args:
-        channels: of input and output.
-        heads: h, divides the channels.
-        v_threshold: threshold of the attention's neuron.
-        neuron_cfg: arguments of :class:`LIF` for all neurons of the layer.
-        norm_cfg: normalisation; None (the default) is batch norm.
+        channels: Channels of input and output.
+        heads: Number of heads, which divides the channels.
+        v_threshold: Threshold of the attention's neuron.
+        neuron_cfg: Arguments of :class:`LIF` for all neurons of the layer.
+        norm_cfg: Config of the norms. Default: batch norm.
 
     Raises:
-        TypeError, ValueError: a value outside these choices.
+        TypeError: If an argument is not of its type.
+        ValueError: If ``heads`` does not divide ``channels``, or a number is not positive.
     """
 
-    operands = 2
+    operands = 2  # q and k, or q, k and v
 
     def __init__(
         self,
@@ -250,37 +147,67 @@ class SpikingAttention(nn.Module):
         self.project = SpikingConv(channels, channels, bias=True, **cfg)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (T, B, channels, H, W) -> spikes (T, B, channels, H, W)."""
+        """Map (T, B, channels, H, W) to spikes (T, B, channels, H, W)."""
         operands = self.operand_map(x).flatten(3).chunk(self.operands, 2)
         return self.project(self.attend(*operands).reshape(x.shape))
 
     def attend(self, *operands: Tensor) -> Tensor:
-        """Spikes (T, B, channels, N) -> spikes (T, B, channels, N)."""
+        """Map spikes (T, B, channels, N) to spikes (T, B, channels, N)."""
         raise NotImplementedError
 
 
 class TokenQKAttention(SpikingAttention):
-    """:func:`mmkron.ops.token_qk_attention` with its maps; the arguments are those of :class:`SpikingAttention`."""
+    """Token Q-K attention (QKTA): :func:`mmkron.ops.token_qk_attention` with its convolutions.
+
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), equations 7 to 9. The arguments are those of
+    :class:`SpikingAttention`.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.layers import TokenQKAttention
+        >>> spikes = torch.ones(4, 2, 32, 7, 7)  # (T, B, C, H, W)
+        >>> TokenQKAttention(32, heads=4)(spikes).shape
+        torch.Size([4, 2, 32, 7, 7])
+    """
 
     def attend(self, q: Tensor, k: Tensor) -> Tensor:
         return token_qk_attention(q, k, self.heads, **self.neuron.settings())
 
 
 class ChannelQKAttention(SpikingAttention):
-    """:func:`mmkron.ops.channel_qk_attention` with its maps; the arguments are those of :class:`SpikingAttention`."""
+    """Channel Q-K attention (QKCA): :func:`mmkron.ops.channel_qk_attention` with its convolutions.
+
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), section 3.2. The arguments are those of
+    :class:`SpikingAttention`.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.layers import ChannelQKAttention
+        >>> spikes = torch.ones(4, 2, 32, 7, 7)  # (T, B, C, H, W)
+        >>> ChannelQKAttention(32, heads=4)(spikes).shape
+        torch.Size([4, 2, 32, 7, 7])
+    """
 
     def attend(self, q: Tensor, k: Tensor) -> Tensor:
         return channel_qk_attention(q, k, self.heads, **self.neuron.settings())
 
 
 class SpikingSelfAttention(SpikingAttention):
-    """:func:`mmkron.ops.spiking_self_attention` with its maps.
+    """Spiking self-attention (SSA): :func:`mmkron.ops.spiking_self_attention` with its convolutions.
+
+    Source: Zhou et al., Spikformer, ICLR 2023 (arXiv 2209.15425), as used in QKFormer (arXiv 2403.16552).
 
     Args:
-        channels, heads, v_threshold, neuron_cfg, norm_cfg: see :class:`SpikingAttention`.
-        scale: factor of the products.
-        legacy_order: the projection's neurons run over the T B maps of the batch as if they were steps, as in
+        channels, heads, v_threshold, neuron_cfg, norm_cfg: See :class:`SpikingAttention`.
+        scale: Factor of the products.
+        legacy_order: Whether the projection's neurons run over the T B maps of the batch as if they were steps, as in
             QKFormer's released code: the samples of a batch then depend on each other. Only for weights trained so.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.layers import SpikingSelfAttention
+        >>> SpikingSelfAttention(32, heads=4)(torch.ones(4, 2, 32, 7, 7)).shape
+        torch.Size([4, 2, 32, 7, 7])
     """
 
     operands = 3
@@ -307,7 +234,7 @@ class SpikingSelfAttention(SpikingAttention):
 
 
 class LegacyOrder(nn.Module):
-    """Runs a neuron over (T, B, ...) as over T B steps; see :class:`SpikingSelfAttention`."""
+    """Neuron that takes (T, B, ...) for T B steps; see :class:`SpikingSelfAttention`."""
 
     def __init__(self, neuron: LIF) -> None:
         super().__init__()
@@ -318,16 +245,23 @@ class LegacyOrder(nn.Module):
 
 
 class SpikingMLP(nn.Module):
-    """Two 1 x 1 convolutions with norm and neuron.
+    """MLP of two 1 x 1 convolutions, each with norm and neuron.
 
     Args:
-        channels: of input and output.
-        hidden: between the two.
-        neuron_cfg: arguments of :class:`LIF`.
-        norm_cfg: normalisation; None (the default) is batch norm.
+        channels: Channels of input and output.
+        hidden: Channels between the two convolutions.
+        neuron_cfg: Arguments of :class:`LIF`.
+        norm_cfg: Config of the norms. Default: batch norm.
 
     Raises:
-        TypeError, ValueError: a value outside these choices.
+        TypeError: If an argument is not of its type.
+        ValueError: If a number of channels is below 1.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.layers import SpikingMLP
+        >>> SpikingMLP(32, 128)(torch.ones(4, 2, 32, 7, 7)).shape
+        torch.Size([4, 2, 32, 7, 7])
     """
 
     def __init__(
@@ -345,26 +279,37 @@ class SpikingMLP(nn.Module):
         self.project = SpikingConv(hidden, channels, **cfg)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (T, B, channels, H, W) -> spikes (T, B, channels, H, W)."""
+        """Map (T, B, channels, H, W) to spikes (T, B, channels, H, W)."""
         return self.project(self.expand(x))
 
 
 class SpikingPatchEmbed(nn.Module):
-    """Spiking patch embedding with deformed shortcut (SPEDS): 3 x 3 convolutions, and a strided 1 x 1 one beside them.
+    """Spiking patch embedding with deformed shortcut (SPEDS): 3 x 3 convolutions and, in parallel, a strided 1 x 1 one.
+
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), section 3.4.
 
     Args:
-        in_channels: of the input.
-        widths: channels after each convolution.
-        pools: for each convolution, whether max pooling halves the map behind it.
-        shortcut_from: number of convolutions before the shortcut begins.
+        in_channels: Channels of the input.
+        widths: Channels after each convolution.
+        pools: For each convolution, whether max pooling halves the map.
+        shortcut_from: Number of convolutions before the shortcut begins.
         mode: ``aba``, activation before addition: ``F(x) + LIF(W x)``, of values 0 to 2; or ``pa``, pre-activation:
             ``LIF(G(x) + W x)``.
-        pool_first: pooling between convolution and norm instead of behind the norm.
-        neuron_cfg: arguments of :class:`LIF`.
-        norm_cfg: normalisation; None (the default) is batch norm.
+        pool_first: Whether to pool between convolution and norm instead of after the norm.
+        neuron_cfg: Arguments of :class:`LIF`.
+        norm_cfg: Config of the norms. Default: batch norm.
 
     Raises:
-        TypeError, ValueError: a value outside these choices.
+        TypeError: If an argument is not of its type.
+        ValueError: If ``mode`` is unknown, ``widths`` and ``pools`` differ in length, or ``shortcut_from`` is not
+            smaller than their length.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.layers import SpikingPatchEmbed
+        >>> embed = SpikingPatchEmbed(3, widths=(16, 32), pools=(True, True))
+        >>> embed(torch.randn(2, 3, 32, 32), steps=4).shape  # a static image
+        torch.Size([4, 2, 32, 8, 8])
     """
 
     def __init__(
@@ -385,7 +330,7 @@ class SpikingPatchEmbed(nn.Module):
         check_choices('pools', pools, (True, False))
         if len(widths) != len(pools) or not shortcut_from < len(widths):
             raise ValueError(
-                f'widths and pools must have one entry a convolution, and more than shortcut_from; got {widths!r}, '
+                f'widths and pools must have one entry per convolution, and more than shortcut_from; got {widths!r}, '
                 f'{pools!r} and {shortcut_from!r}'
             )
         channels = [in_channels, *widths]
@@ -401,7 +346,7 @@ class SpikingPatchEmbed(nn.Module):
         self.neuron = make_neuron(neuron_cfg) if mode == 'pa' else None
 
     def forward(self, x: Tensor, steps: int | None = None) -> Tensor:
-        """(T, B, in_channels, H, W), or (B, in_channels, H, W) with ``steps`` -> (T, B, widths[-1], H', W')."""
+        """Map (T, B, in_channels, H, W), or static (B, in_channels, H, W) with ``steps``, to (T, B, C', H', W')."""
         source, source_steps = x, steps
         for index, conv in enumerate(self.convs):
             if index == self.shortcut_from:

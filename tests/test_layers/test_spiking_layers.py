@@ -176,7 +176,7 @@ class TestSpikingPatchEmbed:
             (
                 dict(widths=(4,), pools=(True, False)),
                 ValueError,
-                r'one entry a convolution.*got \(4,\), \(True, False\)',
+                r'widths.*got \(4,\), \(True, False\)',
             ),
             (dict(shortcut_from=2), ValueError, 'more than shortcut_from; got .* and 2'),
             (dict(shortcut_from=-1), ValueError, 'shortcut_from must be at least 0, got -1'),

@@ -152,21 +152,30 @@ class Backbone(BaseModule):
 
 
 def resolve_arch(
-    arch: str | Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], name: str = 'arch'
+    arch: str | Mapping[str, Any],
+    archs: Mapping[str, Mapping[str, Any]],
+    name: str = 'arch',
+    optional: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The settings of a named architecture, or a dict that is checked for the same keys; ``name`` is the argument's.
+    """Return a copy of the settings of an architecture, given by name or as a dict with the same keys.
+
+    Args:
+        arch: The name or the dict.
+        archs: Settings by name, all with the same keys.
+        name: Name of the argument in error messages.
+        optional: Values of the keys that a dict may leave out.
 
     Raises:
-        TypeError: neither a name nor a dict.
-        ValueError: an unknown name; missing or unknown keys.
+        TypeError: If ``arch`` is neither a name nor a dict.
+        ValueError: If the name is unknown, or a key of the dict is missing or unknown.
     """
     if isinstance(arch, str):
-        if arch not in settings:
-            raise ValueError(f'{name} must be a dict or one of {tuple(settings)}, got {arch!r}')
-        return dict(settings[arch])
+        if arch not in archs:
+            raise ValueError(f'{name} must be a dict or one of {tuple(archs)}, got {arch!r}')
+        return dict(archs[arch])
     if not isinstance(arch, Mapping):
         raise TypeError(f'{name} must be a name or a dict, got {arch!r}')
-    keys = set(next(iter(settings.values())))
-    if set(arch) != keys:
-        raise ValueError(f'{name} must have the keys {sorted(keys)}, got {dict(arch)!r}')
-    return dict(arch)
+    optional, keys = optional or {}, set(next(iter(archs.values())))
+    if not keys - set(optional) <= set(arch) <= keys:
+        raise ValueError(f'{name} must have the keys {sorted(keys - set(optional))}, got {dict(arch)!r}')
+    return {**optional, **arch}

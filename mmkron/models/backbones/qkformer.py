@@ -2,8 +2,8 @@
 
 Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), and its released code. There the last neuron of the
 spiking self-attention runs over the whole batch as if it were time. Here every neuron runs over the steps of a sample;
-``legacy_ssa_order=True`` exists only to reproduce weights that were trained the other way. The paper's accuracies were
-measured that way and are not claimed for this network.
+``legacy_ssa_order=True`` exists only to reproduce weights that were trained in the other order. The paper's accuracies
+were measured with them and are not claimed for this network.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ ATTENTIONS = {'qkta': TokenQKAttention, 'qkca': ChannelQKAttention, 'ssa': Spiki
 
 def _imagenet(width: int, heads: int) -> dict[str, Any]:
     return dict(
+        in_channels=3,
         dims=(width // 4, width // 2, width),
         depths=(1, 2, 7),
         heads=heads,
@@ -54,6 +55,7 @@ def _imagenet(width: int, heads: int) -> dict[str, Any]:
 
 def _events(mlp_ratio: float) -> dict[str, Any]:
     return dict(
+        in_channels=2,
         dims=(128, 256),
         depths=(1, 1),
         heads=16,
@@ -65,12 +67,14 @@ def _events(mlp_ratio: float) -> dict[str, Any]:
     )
 
 
-# stem: of the first patch embedding; pools: of the two convolutions of each later one.
+# stem: arguments of the first patch embedding; pools: pooling of the two convolutions of each later one. Two channels
+# are the polarities of events: such an arch takes frames and refuses images.
 ARCHS: dict[str, dict[str, Any]] = {
     'hst-10-384': _imagenet(384, 6),
     'hst-10-512': _imagenet(512, 8),
     'hst-10-768': _imagenet(768, 12),
     'cifar': dict(
+        in_channels=3,
         dims=(96, 192, 384),
         depths=(1, 1, 2),
         heads=8,
@@ -84,45 +88,55 @@ ARCHS: dict[str, dict[str, Any]] = {
     'dvs-gesture': _events(4),
 }
 
-EVENT_ARCHS = ('cifar10-dvs', 'dvs-gesture')
-
 OUT_MODES = ('mean', 'folded', 'steps')
 
 
 @MODELS.register_module()
 class QKFormer(Backbone):
-    """Spiking transformer for images, repeated at each of T steps, and for frames of events.
+    """QKFormer: hierarchical spiking transformer with Q-K attention, for images and for frames of events.
+
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552). An image is shown at each of T steps.
 
     Args:
         arch: ``hst-10-384``, ``hst-10-512``, ``hst-10-768`` (ImageNet; strides 4, 8, 16), ``cifar`` (strides 1, 2, 4),
             ``cifar10-dvs``, ``dvs-gesture`` (events, two stages, strides 8, 16); or a dict with ``dims``, ``depths``
-            (blocks a stage), ``heads``, ``mlp_ratio``, ``steps``, ``attentions``, ``stem`` and ``pools`` (arguments of
-            :class:`mmkron.layers.SpikingPatchEmbed` for the first and, of two convolutions, for the later stages).
-        in_channels: of the image or of a frame; 3, or 2 for the two archs for events, by default. The two archs for
-            events, and a dict as ``arch`` with 2 channels, take frames alone and refuse images.
-        steps: T, the number of frames of events, and of steps at which an image is shown; the arch's by default.
-        attentions: ``qkta``, ``qkca`` or ``ssa``, one a stage; the arch's by default.
-        mlp_ratio: hidden channels of the MLP to those of the stage; the arch's by default.
+            (blocks per stage), ``heads``, ``mlp_ratio``, ``steps``, ``attentions``, ``stem`` and ``pools`` (arguments
+            of :class:`mmkron.layers.SpikingPatchEmbed` for the first and, of two convolutions, for the later stages),
+            and optionally ``in_channels``.
+        in_channels: Channels of the image or frame. Default: those of the arch, or 3 if a dict has none. An arch of 2
+            channels takes frames only and refuses images.
+        steps: T, the number of frames of events, or of steps at which an image is shown. Default: the arch's.
+        attentions: ``qkta``, ``qkca`` or ``ssa``, one per stage. Default: the arch's.
+        mlp_ratio: Hidden channels of the MLP per channel of the stage. Default: the arch's.
         embed_mode: ``aba`` or ``pa``, where a patch embedding adds its shortcut: see
             :class:`mmkron.layers.SpikingPatchEmbed`.
-        pool_first: pooling before the norm instead of behind it.
-        neuron_cfg: arguments of :class:`mmkron.layers.LIF` for all neurons, as ``dict(kind='plif')``.
-        attention_threshold: of the neurons in the attentions.
-        legacy_ssa_order: see :class:`mmkron.layers.SpikingSelfAttention`.
-        out_mode: maps of firing rates, the means over T (``mean``: (B, C, H, W)), or of spike counts at each step:
+        pool_first: Whether to pool before the norm instead of after it.
+        neuron_cfg: Arguments of :class:`mmkron.layers.LIF` for all neurons, such as ``dict(kind='plif')``.
+        attention_threshold: Threshold of the neurons in the attentions.
+        legacy_ssa_order: See :class:`mmkron.layers.SpikingSelfAttention`.
+        out_mode: Maps of firing rates, the means over T (``mean``: (B, C, H, W)), or of spike counts at each step:
             ``folded`` (T B, C, H, W) or ``steps`` (T, B, C, H, W).
-        drop_path_rate: probability at which the last block's paths are dropped, for a sample at all its steps; it grows
-            linearly from 0 at the first.
-        out_indices: stages whose maps are returned, negatives count from the end.
-        frozen_stages: -1 none, 0 the first patch embedding, k that and k stages.
-        norm_eval: keep batch norm in evaluation mode while training.
-        norm_cfg: normalisation; None (the default) is batch norm over steps and batch.
-        with_cp: recompute blocks in the backward pass to save memory. Their batch norms then see each batch twice, as
-            in the host libraries.
-        init_cfg: initialisation; torch's own by default, as in the released code.
+        drop_path_rate: Probability of dropping the last block's paths, for a sample at all its steps; it grows linearly
+            from 0 at the first block.
+        out_indices: Stages whose maps are returned; negative indices count from the end.
+        frozen_stages: -1 freezes nothing, 0 the first patch embedding, k that and k stages.
+        norm_eval: Whether to keep batch norm in evaluation mode while training.
+        norm_cfg: Config of the norms. Default: batch norm over steps and batch.
+        with_cp: Whether to recompute blocks in the backward pass to save memory. Their batch norms then see each batch
+            twice, as in the host libraries.
+        init_cfg: Initialization. Default: torch's own, as in the released code.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument is not of its type.
+        ValueError: If an arch or mode is unknown, ``heads`` does not divide ``dims``, the sequences of a dict do not
+            have one entry per stage, or a number is out of its range.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.models import QKFormer
+        >>> model = QKFormer('cifar', steps=2, out_indices=(0, 2)).eval()
+        >>> [tuple(out.shape) for out in model(torch.rand(1, 3, 32, 32))]
+        [(1, 96, 32, 32), (1, 384, 8, 8)]
     """
 
     def __init__(
@@ -146,49 +160,60 @@ class QKFormer(Backbone):
         with_cp: bool = False,
         init_cfg: dict | list | None = None,
     ) -> None:
-        settings = resolve_arch(arch, ARCHS)
+        settings = resolve_arch(arch, ARCHS, optional=dict(in_channels=3 if in_channels is None else in_channels))
         chosen = dict(steps=steps, attentions=attentions, mlp_ratio=mlp_ratio)
         settings.update({name: value for name, value in chosen.items() if value is not None})
         check_settings(settings)
         check_choice('out_mode', out_mode, OUT_MODES)
+        check_choice('embed_mode', embed_mode, EMBED_MODES)
         check_flags(legacy_ssa_order=legacy_ssa_order, pool_first=pool_first)
-        if legacy_ssa_order and 'ssa' not in settings['attentions']:
-            raise ValueError(f"legacy_ssa_order needs a stage with 'ssa', got attentions={settings['attentions']!r}")
         check_probability('drop_path_rate', drop_path_rate)
         check_number('attention_threshold', attention_threshold, above=0)
-        check_choice('embed_mode', embed_mode, EMBED_MODES)
-        if in_channels is None:
-            in_channels = 2 if arch in EVENT_ARCHS else 3
+        if legacy_ssa_order and 'ssa' not in settings['attentions']:
+            raise ValueError(f"legacy_ssa_order needs a stage with 'ssa', got attentions={settings['attentions']!r}")
+        in_channels = settings['in_channels'] if in_channels is None else in_channels
         dims, depths = settings['dims'], settings['depths']
         super().__init__(in_channels, len(dims), out_indices, frozen_stages, norm_eval, with_cp, init_cfg)
         self.steps, self.out_mode = settings['steps'], out_mode
-        # Polarities of events; an image of two channels is for a named arch.
-        self.frames_only = arch in EVENT_ARCHS if isinstance(arch, str) else in_channels == 2
+        self.frames_only = settings['in_channels'] == 2
+        self.attention_threshold, self.legacy_ssa_order = attention_threshold, legacy_ssa_order
         cfg = dict(neuron_cfg=neuron_cfg, norm_cfg=norm_cfg)
-        embed = dict(mode=embed_mode, pool_first=pool_first, **cfg)
+        embed_cfg = dict(mode=embed_mode, pool_first=pool_first, **cfg)
 
-        self.stem = SpikingPatchEmbed(in_channels, **settings['stem'], **embed)
+        self.stem = SpikingPatchEmbed(in_channels, **settings['stem'], **embed_cfg)
+        total = sum(depths)
+        drop_path_rates = iter(drop_path_rate * block / max(1, total - 1) for block in range(total))
         self.stages = nn.ModuleList()
-        before, total = 0, sum(depths)
         for index in range(self.last_stage + 1):
-            blocks: list[nn.Module] = []
-            if index:
-                blocks.append(SpikingPatchEmbed(dims[index - 1], (dims[index],) * 2, settings['pools'], **embed))
-            for _ in range(depths[index]):
-                kind = settings['attentions'][index]
-                extra = dict(legacy_order=True) if kind == 'ssa' and legacy_ssa_order else {}
-                attention = ATTENTIONS[kind](dims[index], settings['heads'], attention_threshold, **cfg, **extra)
-                mlp = SpikingMLP(dims[index], max(1, int(dims[index] * settings['mlp_ratio'])), **cfg)
-                blocks.append(SpikingBlock(attention, mlp, drop_path_rate * before / max(1, total - 1)))
-                before += 1
-            self.stages.append(nn.Sequential(*blocks))
-        stride, strides = 2 ** sum(settings['stem']['pools']), []
-        for index in range(len(dims)):
-            strides.append(stride * 2 ** (index * sum(settings['pools'])))
-        self.finish(dims, strides)
+            rates = [next(drop_path_rates) for _ in range(depths[index])]
+            self.stages.append(self._make_stage(index, settings, rates, embed_cfg, cfg))
+        stem_stride, stage_stride = 2 ** sum(settings['stem']['pools']), 2 ** sum(settings['pools'])
+        self.finish(dims, [stem_stride * stage_stride**index for index in range(len(dims))])
+
+    def _make_stage(
+        self,
+        index: int,
+        settings: Mapping[str, Any],
+        drop_path_rates: Sequence[float],
+        embed_cfg: Mapping[str, Any],
+        cfg: Mapping[str, Any],
+    ) -> nn.Sequential:
+        """Build a stage: a patch embedding, except in the first one, and one block per rate."""
+        dim, kind = settings['dims'][index], settings['attentions'][index]
+        layers: list[nn.Module] = []
+        if index:
+            layers.append(SpikingPatchEmbed(settings['dims'][index - 1], (dim, dim), settings['pools'], **embed_cfg))
+        legacy = dict(legacy_order=True) if kind == 'ssa' and self.legacy_ssa_order else {}
+        for rate in drop_path_rates:
+            attention = ATTENTIONS[kind](dim, settings['heads'], self.attention_threshold, **cfg, **legacy)
+            mlp = SpikingMLP(dim, max(1, int(dim * settings['mlp_ratio'])), **cfg)
+            layers.append(SpikingBlock(attention, mlp, rate))
+        return nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the maps of ``out_indices``, as ``out_mode`` says, of ceil(H / stride) x ceil(W / stride) positions.
+        """Return the maps of ``out_indices`` in the layout of ``out_mode``.
+
+        A map has ceil(H / stride) x ceil(W / stride) positions.
 
         Args:
             x: Images (B, in_channels, H, W), or frames (B, T, in_channels, H, W) with T equal to ``steps``. Frames in
@@ -196,9 +221,9 @@ class QKFormer(Backbone):
                 tells them apart, and the output is wrong.
 
         Raises:
-            TypeError: an input that is no floating-point tensor.
-            ValueError: an input that is empty, has other channels or another number of frames; images where frames of
-                events are expected.
+            TypeError: If the input is not a floating-point tensor.
+            ValueError: If the input is empty, has other channels or another number of frames, or is an image where
+                frames of events are expected.
         """
         frames = isinstance(x, Tensor) and x.dim() == 5
         self.check_input(x, frames)
@@ -228,11 +253,12 @@ class QKFormer(Backbone):
 
 
 class SpikingBlock(nn.Module):
-    """``x + attention(x)``, then ``x + mlp(x)``: spikes are added, so that the values are counts.
+    """Residual block, ``x + attention(x)``, then ``x + mlp(x)``: spikes are added, so that the values are counts.
 
     Args:
-        attention, mlp: (T, B, C, H, W) -> (T, B, C, H, W).
-        drop_path_rate: probability at which a sample's path is dropped, at all its steps.
+        attention: Module that maps (T, B, C, H, W) to spikes (T, B, C, H, W).
+        mlp: Likewise.
+        drop_path_rate: Probability of dropping a sample's path, at all its steps.
     """
 
     def __init__(self, attention: nn.Module, mlp: nn.Module, drop_path_rate: float = 0.0) -> None:
@@ -240,7 +266,7 @@ class SpikingBlock(nn.Module):
         self.attention, self.mlp, self.drop_path_rate = attention, mlp, drop_path_rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (T, B, C, H, W) -> map (T, B, C, H, W)."""
+        """Map (T, B, C, H, W) to (T, B, C, H, W)."""
         x = x + self.drop_path(self.attention(x))
         return x + self.drop_path(self.mlp(x))
 
@@ -252,7 +278,7 @@ class SpikingBlock(nn.Module):
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises TypeError or ValueError unless the settings of an arch fit each other."""
+    """Raise TypeError or ValueError unless the settings of an arch fit each other."""
     check_int('steps', settings['steps'])
     check_int('heads', settings['heads'])
     check_number('mlp_ratio', settings['mlp_ratio'], above=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmkron.layers import SpikingConv
+from mmkron.layers import SpikingConv, neuron
 from mmkron.ops import lif
 from mmkron.ops.neurons.norm_lif import norm_lif
 from support.errors import raises
@@ -99,11 +99,11 @@ def test_layer(monkeypatch, kind, pool):
     torch.manual_seed(0)
     layer = SpikingConv(3, 4, 3, pool=pool, pool_first=True, neuron_cfg=dict(kind=kind)).double().train()
     x, results, used = torch.randn(4, 2, 3, 7, 6, dtype=torch.float64), [], []
-    fire = SpikingConv.fire
-    monkeypatch.setattr(SpikingConv, 'fire', lambda *args: used.append(1) or fire(*args))
+    fused = neuron.norm_lif
+    monkeypatch.setattr(neuron, 'norm_lif', lambda *args, **kwargs: used.append(1) or fused(*args, **kwargs))
     for joined in (True, False):
         if not joined:
-            monkeypatch.setattr(SpikingConv, 'joins_norm', lambda _: False)
+            monkeypatch.setattr(neuron, 'can_fuse', lambda *_: False)
         model = copy.deepcopy(layer)
         out = model(x)
         (out * x[:, :, :1, : out.shape[3], : out.shape[4]]).sum().backward()
@@ -113,19 +113,23 @@ def test_layer(monkeypatch, kind, pool):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_where_the_layer_does_without():
-    layer = SpikingConv(3, 4).train()
-    assert layer.joins_norm()
+def test_the_layer_runs_them_apart(monkeypatch):
+    """Without gradients, in evaluation, with pooling between them, with a hook, with another norm."""
+    monkeypatch.setattr(neuron, 'norm_lif', None)
+    x = torch.randn(4, 2, 3, 7, 6)
+    with pytest.raises(TypeError):
+        SpikingConv(3, 4).train()(x)
     with torch.no_grad():
-        assert not layer.joins_norm()
-    assert not SpikingConv(3, 4).eval().joins_norm()
-    assert not SpikingConv(3, 4, pool=True).joins_norm()
-    assert not SpikingConv(3, 4, fires=False).joins_norm()
+        SpikingConv(3, 4).train()(x)
+    SpikingConv(3, 4).eval()(x)
+    SpikingConv(3, 4, pool=True)(x)
+    SpikingConv(3, 4, fires=False)(x)
+    SpikingConv(3, 4, norm_cfg=dict(type='GN', num_groups=1))(x)
     for part in ('norm', 'neuron'):
-        watched = SpikingConv(3, 4).train()
-        getattr(watched, part).register_forward_hook(lambda *_: None)
-        assert not watched.joins_norm()
-    assert not SpikingConv(3, 4, norm_cfg=dict(type='GN', num_groups=1)).joins_norm()
+        watched, seen = SpikingConv(3, 4).train(), []
+        getattr(watched, part).register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        watched(x)
+        assert seen == [1]
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
