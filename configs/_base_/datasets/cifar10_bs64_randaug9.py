@@ -28,7 +28,7 @@ train_pipeline = [
     ),
     dict(type='PackInputs'),
 ]
-# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
+# MMPretrain's inferencers build this list in the scope that another host's inferencer left; hence the prefixes.
 test_pipeline = [
     dict(type='mmpretrain.CenterCrop', crop_size=32),
     dict(type='mmpretrain.PackInputs'),
