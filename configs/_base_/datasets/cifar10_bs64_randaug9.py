@@ -4,7 +4,7 @@ data_preprocessor = dict(
     num_classes=10,
     mean=[125.307, 122.961, 113.8575],
     std=[62.985, 62.0925, 66.708],
-    to_rgb=False,  # images come as RGB
+    to_rgb=False,  # images are RGB already
 )
 
 train_pipeline = [

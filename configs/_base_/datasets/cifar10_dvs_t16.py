@@ -1,4 +1,4 @@
-# The split of QKFormer: the last 10 % of each class, in the order of file names, are the test set.
+# The split of QKFormer: the test set is the last 10 % of each class, in the order of file names.
 dataset_type = 'mmkron.CIFAR10DVS'
 data_root = 'data/cifar10-dvs/'
 data_preprocessor = dict(type='mmkron.EventDataPreprocessor', num_classes=10)

@@ -1,4 +1,4 @@
-# The official split, by persons.
+# The official split, by subject.
 dataset_type = 'mmkron.DVS128Gesture'
 data_root = 'data/DvsGesture/'
 data_preprocessor = dict(type='mmkron.EventDataPreprocessor', num_classes=11)
