@@ -1,5 +1,5 @@
-# Shared by the detectors. The backbone starts from the weights of a classifier, with its stem and first stage frozen and
-# batch norm in evaluation mode; the checkpoint is named in the config.
+# Shared by the detectors. The backbone starts from the weights of a classifier, which the config names; its stem and
+# first stage are frozen, and its batch norm is in evaluation mode.
 model = dict(
     data_preprocessor=dict(
         type='DetDataPreprocessor',
