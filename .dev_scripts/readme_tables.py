@@ -58,19 +58,24 @@ def select(models: list[dict], marker: str) -> list[dict]:
     return selected
 
 
+def shorten(value: float) -> str:
+    """Return a number with two decimals, or three significant digits below 1."""
+    return f'{value:.2f}' if value >= 1 else f'{value:.3g}'
+
+
 def make_table(models: list[dict], folder: Path) -> str:
     """Return a Markdown table of models, with links relative to ``folder``. Columns without a value are omitted."""
     rows = []
     for model in models:
         result = model['Results'][0]
-        metrics = {SHORT.get(k, k): f'{v:.2f}' for r in model['Results'] for k, v in (r.get('Metrics') or {}).items()}
+        metrics = {SHORT.get(k, k): str(v) for r in model['Results'] for k, v in (r.get('Metrics') or {}).items()}
         link = os.path.relpath(ROOT / model['Config'], folder)
         rows.append(
             {
                 'model': f'[{model["Name"]}]({link})',
                 'data': result['Dataset'],
-                'parameters (M)': f'{model["Metadata"]["Parameters"] / 1e6:.2f}',
-                'FLOPs (G)': f'{model["Metadata"]["FLOPs"] / 1e9:.2f}',
+                'parameters (M)': shorten(model['Metadata']['Parameters'] / 1e6),
+                'FLOPs (G)': shorten(model['Metadata']['FLOPs'] / 1e9),
                 **metrics,
             }
         )
