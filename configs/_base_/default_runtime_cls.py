@@ -4,9 +4,9 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=100),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='mmkron.CheckpointHook', interval=1, max_keep_ckpts=3, save_best='auto'),
+    checkpoint=dict(type='CheckpointHook', backend_args=dict(backend='atomic'), interval=1, max_keep_ckpts=3, save_best='auto'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    resume=dict(type='mmkron.ResumeHook'),
+    preemption=dict(type='mmkron.PreemptionHook'),
     visualization=dict(type='VisualizationHook', enable=False),
 )
 env_cfg = dict(

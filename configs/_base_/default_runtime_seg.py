@@ -4,9 +4,9 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='mmkron.CheckpointHook', by_epoch=False, interval=2500, max_keep_ckpts=3, save_best='mIoU'),
+    checkpoint=dict(type='CheckpointHook', backend_args=dict(backend='atomic'), by_epoch=False, interval=2500, max_keep_ckpts=3, save_best='mIoU'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    resume=dict(type='mmkron.ResumeHook'),
+    preemption=dict(type='mmkron.PreemptionHook'),
     visualization=dict(type='SegVisualizationHook'),
 )
 env_cfg = dict(

@@ -1,6 +1,7 @@
-"""Hooks that only this project can give: ``type='mmkron.<Name>'`` in a config."""
+"""Hooks that only this project has: ``type='mmkron.<Name>'`` in a config."""
 
-from mmkron.engine.hooks.checkpoint import CheckpointHook
-from mmkron.engine.hooks.resume import ResumeHook
+from mmkron.engine.hooks.deprecated import CheckpointHook, ResumeHook
+from mmkron.engine.hooks.deterministic import DeterministicResumeHook
+from mmkron.engine.hooks.preemption import PreemptionHook
 
-__all__ = ['CheckpointHook', 'ResumeHook']
+__all__ = ['CheckpointHook', 'DeterministicResumeHook', 'PreemptionHook', 'ResumeHook']
