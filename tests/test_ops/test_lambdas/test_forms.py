@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from mmkron.ops import position_lambda
 from mmkron.ops.lambdas import position as lambdas
-from mmkron.ops.lambdas import tiled as lambda_tiles
+from mmkron.ops.lambdas import tiled
 from mmkron.ops.lambdas.position import FORMS
 
 # batch, h, k, u, v, size, scope, stride, dilation
@@ -325,17 +325,17 @@ class TestTiles:
         inputs = operands(5, 2, 3, 2, 3, (11, 19), (3, 5), stride)
         expected = differentiate(inputs, stride=stride, form='conv')
         taken = set()
-        part = lambda_tiles.Part
+        tile = tiled.QueryTile
 
         def spy(*args):
-            result = part(*args)
-            taken.add(result.samples)
+            result = tile(*args)
+            taken.add(result.num_samples)
             return result
 
-        monkeypatch.setattr(lambda_tiles, 'Part', spy)
+        monkeypatch.setattr(tiled, 'QueryTile', spy)
         window = (3 * stride + 1 + 2) * (7 * stride + 1 + 4)  # that 4 x 8 queries see by 3 x 5
         monkeypatch.setattr(lambdas, 'choose_tile', lambda *_: (4, 8))
-        monkeypatch.setattr(lambda_tiles, 'CHUNK_COEFFICIENTS', count * 4 * 8 * 2 * window)
+        monkeypatch.setattr(tiled, 'CHUNK_COEFFICIENTS', count * 4 * 8 * 2 * window)
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
         assert taken == {count, 5 % count or count}
 
