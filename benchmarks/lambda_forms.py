@@ -186,7 +186,8 @@ def main() -> None:
 
 ## Time lost by the choice
 
-Time divided by the time of the fastest form, on {len(items) // 2} random problems. The rates are fitted to {len(items[::2])} others.
+Time divided by the time of the fastest form, on {len(items) // 2} random problems; the rates are fitted to
+{len(items[::2])} others.
 
 {judge(dict(items[1::2]))}
 

@@ -6,23 +6,22 @@ costs ``m h (k + v)``. The queries of a tile share a window of the map, so both 
 size of that window: somewhat more than the scope, less what the border cuts off. The coefficients exist for one tile at
 a time, forward and backward; nothing of the size of a lambda per query, or of a table over all pairs, is stored.
 
-Three frames of coordinates, here along the rows; names begin with the frame (stride 1, 2 queries per tile, radius 2)::
+Three frames of coordinates: queries, map and table. Here along the rows, for a tile of 2 queries, stride 1 and radius 2::
 
-    query rows        map rows                     table rows
-    (query lattice)   (values)                     (embeddings reversed, with zeros around them)
+    map rows (values)                      table rows (embeddings, reversed)     read by query 0   query 1
+                                             0  zeros (pad)   <- table_start           |
+    map_start     +------+  --.              1  offset +2                              |              |
+                  |      |    |              2  offset +1                              |              |
+    query_start   |######|    | window       3  offset  0                              |              |
+                  |######|    | of the       4  offset -1                              |              |
+    query_stop    |      |    | tile         5  offset -2                              |              |
+                  |      |    |              6  zeros (pad)                                           |
+    map_stop      +------+  --'
 
-                      +--+ 0                       +--+ 0                      <- pad = (tile - 1) * stride zeros
-                      |  |                         |  | pad                    <- offset +radius
-    query_start  ---> |==| map_start   \           |==| table_start            <- window of query_start, read
-    query_stop        |##| tile of     | window    |==|                           from the last map row to the first
-                      |##| queries     | of the    |==| table_start + stride   <- window of the next query
-                      |==|             | tile      |==|
-                      |==| map_stop    /           |  | pad + scope            <- below offset -radius
-                      +--+ H                       +--+
-
-Values and embeddings are reversed, so that the window moves forward through the table as the query moves forward
-through the map: the table of a tile, (query, k, window), is a strided view (Toeplitz). It depends on offsets alone, so
-that all tiles of a column share it; where the border cuts a tile's window off, the tile reads a slice of its rows.
+Values and embeddings are reversed: from the last map row to the first, query 0 reads the table from ``table_start`` and
+each next query ``stride`` rows further. So the table of a tile, (query, k, window), is a strided (Toeplitz) view of the
+embeddings. It depends on offsets alone: all tiles of a column share it, and a tile whose window the border cuts off
+reads a slice of its rows.
 """
 
 from __future__ import annotations
