@@ -71,7 +71,7 @@ def by_thresholds(problem: Problem) -> str:
     if p.size[0] * p.size[1] <= 100:
         return 'dense'
     ratio = p.width * max(p.depth, CONV_CHANNELS) / (p.heads * (p.depth + p.width))
-    is_small = conv_macs(p) <= 2e7 or ratio <= 1.5
+    is_small = conv_macs(p) <= 3e6 or ratio <= 3
     return 'conv' if is_small and p.lambdas <= CONV_MAX_LAMBDAS else 'tiled'
 
 

@@ -25,6 +25,7 @@ from memory import check_memory, in_own_processes, memory_of
 from mmkron.converters.lambda_resnet import convert_lambda_networks
 from mmkron.layers import LambdaLayer
 from mmkron.models import LambdaResNet
+from mmkron.ops.lambdas import content_matrix
 from mmkron.ops.lambdas import position as lambdas
 from timing import machine, medians, table
 
@@ -44,7 +45,7 @@ class Conv3dLayer(LambdaLayer):
         query, key, value = self.qkv_map(x).split(self.widths, 1)
         query = self.query_norm(query).reshape(batch, self.heads, self.dim_key, *size)
         value = self.value_norm(value)[:, None]
-        content = lambdas.content_matrix(key[:, None], value)
+        content = content_matrix(key[:, None], value)
         kernel = self.position_table.transpose(0, 1)[:, :, None]
         position = F.conv3d(value, kernel, padding=(0, *(side // 2 for side in kernel.shape[3:])))
         out = torch.einsum('bhkyx,bkvyx->bhvyx', query, position + content[..., None, None])

@@ -16,7 +16,7 @@ from mmkron.layers.empty import empty_map
 from mmkron.layers.initialize import initialize
 from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_map
-from mmkron.ops.lambdas.position import content_matrix, position_lambda
+from mmkron.ops.lambdas import content_matrix, position_lambda
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_flags, check_int, resolve_size
 

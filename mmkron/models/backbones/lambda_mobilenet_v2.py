@@ -8,19 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.nn as nn
 from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from mmkron.layers.configs import check_act_cfg, check_norm_cfg
-from mmkron.models.backbones.kanet import ARCHS, KANetModule
-from mmkron.models.backbones.lambda_resnet import LambdaModule, check_numbers, resolve_lambda_cfg
+from mmkron.layers.lambda_block import LambdaConvBlock, check_block_numbers, resolve_lambda_cfg
 from mmkron.models.backbones.mobilenet_v2 import MobileBackbone, group_rows
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_choice, check_number
 
-LAYOUT = ARCHS['mobilenet-v2']['layout']
+# Rows: module, expansion, channels, repeats, stride of the first block. Every row of stride 2 begins a stage.
+LAYOUT = (
+    ('Base', 1, 16, 1, 1),
+    ('Base', 6, 24, 2, 2),
+    ('Base', 6, 32, 3, 2),
+    ('Base', 6, 64, 4, 2),
+    ('Base', 6, 96, 3, 1),
+    ('Base', 6, 160, 3, 2),
+    ('Base', 6, 320, 1, 1),
+)
 NUM_BLOCKS = sum(row[3] for row in LAYOUT)
 
 
@@ -69,30 +76,58 @@ class LambdaMobileNetV2(MobileBackbone):
     ) -> None:
         check_choice('stem_stride', stem_stride, (1, 2))
         check_number('widen_factor', widen_factor, above=0)
-        check_numbers('lambda_blocks', lambda_blocks, NUM_BLOCKS)
+        check_block_numbers('lambda_blocks', lambda_blocks, NUM_BLOCKS)
         check_norm_cfg(norm_cfg)
         check_act_cfg(act_cfg)
-        norms = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU6'))
-        lambda_cfg = dict(dict(scope=5, dim_key=32, heads=4), **resolve_lambda_cfg(lambda_cfg, norms['norm_cfg']))
+        norm_act = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU6'))
+        lambda_cfg = dict(dict(scope=5, dim_key=32, heads=4), **resolve_lambda_cfg(lambda_cfg, norm_act['norm_cfg']))
         if lambda_cfg['scope'] is None:
             raise ValueError('scope of lambda_cfg must be an int, got None')
         rows = group_rows(LAYOUT)
-        super().__init__(
-            in_channels,
-            len(rows) + 1,
-            out_indices,
-            frozen_stages,
-            norm_eval,
-            with_cp,
-            dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg,
-        )
+        init_cfg = dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg
+        super().__init__(in_channels, len(rows) + 1, out_indices, frozen_stages, norm_eval, with_cp, init_cfg)
 
-        def make_block(module: str, channels: int, width: int, expansion: int, stride: int, number: int) -> nn.Module:
+        def make_block(_: str, channels: int, width: int, expansion: int, stride: int, number: int) -> BaseModule:
             if number in lambda_blocks:
-                return LambdaInvertedResidual(channels, width, stride, lambda_cfg, **norms)
-            return KANetModule(module, channels, width, expansion, stride, {}, **norms)
+                return LambdaInvertedResidual(channels, width, stride, lambda_cfg, **norm_act)
+            return InvertedResidual(channels, width, expansion, stride, **norm_act)
 
-        self.build(rows, widen_factor, stem_stride, make_block, norms)
+        self.build(rows, widen_factor, stem_stride, make_block, norm_act)
+
+
+class InvertedResidual(BaseModule):
+    """Block of MobileNetV2: 1 x 1 expansion, 3 x 3 depth-wise convolution, linear 1 x 1 projection.
+
+    It adds its input to the output where the shapes allow.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        expansion: Factor of the expansion; no convolution expands at 1.
+        stride: 1 or 2.
+        norm_cfg: Config of the norms.
+        act_cfg: Config of the activations.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, expansion: int, stride: int, norm_cfg: dict, act_cfg: dict
+    ) -> None:
+        super().__init__()
+        norm_act = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        hidden_channels = expansion * in_channels
+        self.add_input = stride == 1 and in_channels == out_channels
+        self.expand = ConvModule(in_channels, hidden_channels, 1, **norm_act) if expansion > 1 else None
+        self.depthwise = ConvModule(hidden_channels, hidden_channels, 3, stride, 1, groups=hidden_channels, **norm_act)
+        self.project = ConvModule(hidden_channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
+        path = x if self.expand is None else self.expand(x)
+        path = self.project(self.depthwise(path))
+        return path + x if self.add_input else path
+
+    def init_weights(self) -> None:
+        """Do nothing: the ``init_cfg`` of the network initializes, and the rule of ConvModule would overwrite it."""
 
 
 class LambdaInvertedResidual(BaseModule):
@@ -115,10 +150,10 @@ class LambdaInvertedResidual(BaseModule):
         act_cfg: dict,
     ) -> None:
         super().__init__()
-        norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        norm_act = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
         self.add_input = stride == 1 and in_channels == out_channels
-        self.keep = ConvModule(in_channels, in_channels, 1, **norms)
-        self.spatial = LambdaModule(in_channels, lambda_cfg, stride, **norms)
+        self.keep = ConvModule(in_channels, in_channels, 1, **norm_act)
+        self.spatial = LambdaConvBlock(in_channels, lambda_cfg, stride, **norm_act)
         self.project = ConvModule(in_channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
 
     def forward(self, x: Tensor) -> Tensor:

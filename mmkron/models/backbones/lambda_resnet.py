@@ -6,29 +6,22 @@ Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602). The skeleton is tha
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn as nn
-from mmcv.cnn import ConvModule, build_activation_layer, build_norm_layer
+from mmcv.cnn import ConvModule, build_activation_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule, ModuleList, Sequential
 from torch import Tensor
 
 from mmkron.layers.configs import check_act_cfg, check_norm_cfg
+from mmkron.layers.lambda_block import LambdaConvBlock, check_block_numbers, check_heads, resolve_lambda_cfg
 from mmkron.layers.lambda_layer import LambdaLayer
 from mmkron.models.backbones.base import Backbone, resolve_arch
 from mmkron.registry import MODELS
-from mmkron.utils.checks import (
-    check_choice,
-    check_flags,
-    check_int,
-    check_ints,
-    check_keys,
-    check_probability,
-    resolve_size,
-)
+from mmkron.utils.checks import check_choice, check_flags, check_int, check_ints, check_probability, resolve_size
 
 # depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. Those of 50, 101 and 152 have
 # been seen in a public implementation of the paper's table; of the deeper ones only their number has.
@@ -50,9 +43,25 @@ SKELETONS: dict[str, dict[str, Any]] = {
 
 STAGES = ('c2', 'c3', 'c4', 'c5')
 
-# What the network decides itself.
-LAYER_PARAMETERS = inspect.signature(LambdaLayer).parameters
-LAYER_ARGUMENTS = tuple(name for name in LAYER_PARAMETERS if name not in ('dim', 'dim_out', 'in_channels', 'feat_size'))
+
+class StageSpec(NamedTuple):
+    """One resolved stage.
+
+    Attributes:
+        index: 0 for c2 to 3 for c5.
+        lambda_blocks: For each block, whether it has a lambda layer.
+        width: Channels of the bottlenecks; the stage has four times as many.
+        stride: Stride of the stage's maps in the image.
+        feat_sizes: For each block, the map (H, W) that its global lambda layer sees; None for local layers.
+        drop_path_rates: For each block, the probability at which its path is dropped.
+    """
+
+    index: int
+    lambda_blocks: Sequence[bool]
+    width: int
+    stride: int
+    feat_sizes: Sequence[tuple[int, int] | None]
+    drop_path_rates: Sequence[float]
 
 
 @MODELS.register_module()
@@ -126,59 +135,57 @@ class LambdaResNet(Backbone):
         check_probability('drop_path_rate', drop_path_rate)
         check_norm_cfg(norm_cfg)
         check_act_cfg(act_cfg)
-        norm_cfg = norm_cfg or dict(type='BN')
-        lambda_cfg = resolve_lambda_cfg(lambda_cfg, norm_cfg)
-        is_global = 'scope' in lambda_cfg and lambda_cfg['scope'] is None
-        if is_global == (img_size is None):
-            raise ValueError(
-                'img_size must be a side or (H, W) where lambda_cfg has scope=None (global), and None elsewhere; got '
-                f'img_size={img_size!r} and lambda_cfg={lambda_cfg!r}'
-            )
-        img_size = resolve_size('img_size', img_size) if is_global else None
-        super().__init__(
-            in_channels,
-            len(STAGES),
-            out_indices,
-            frozen_stages,
-            norm_eval,
-            with_cp,
-            dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg,
-        )
-        norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg or dict(type='ReLU', inplace=True))
+        norm_act = dict(norm_cfg=norm_cfg or dict(type='BN'), act_cfg=act_cfg or dict(type='ReLU', inplace=True))
+        lambda_cfg = resolve_lambda_cfg(lambda_cfg, norm_act['norm_cfg'])
+        img_size = resolve_img_size(img_size, lambda_cfg)
+        init_cfg = dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg
+        super().__init__(in_channels, len(STAGES), out_indices, frozen_stages, norm_eval, with_cp, init_cfg)
 
+        specs = resolve_stages(placement, base_channels, img_size, drop_path_rate)
+        block_cfg = dict(
+            lambda_pool=skeleton['lambda_pool'],
+            avg_down=skeleton['avg_down'],
+            se=se,
+            zero_init_residual=zero_init_residual,
+            **norm_act,
+        )
         stem_channels = [max(1, c * base_channels // 64) for c in skeleton['stem_channels']]
-        self.stem = make_stem(in_channels, stem_channels, skeleton['max_pool'], norms)
-        # MMEngine's containers: through them it reaches the init_weights of the blocks.
+        self.stem = make_stem(in_channels, stem_channels, skeleton['max_pool'], norm_act)
+        # MMEngine's containers call init_weights of the blocks.
         self.stages = ModuleList()
-        before, total, channels = 0, sum(map(len, placement)), stem_channels[-1]
-        for index, stage in enumerate(placement[: self.last_stage + 1]):
-            width, blocks = base_channels * 2**index, []
-            if any(stage):
-                check_heads(lambda_cfg, width, STAGES[index], base_channels)
-            for number, is_lambda in enumerate(stage):
-                layer_cfg = dict(lambda_cfg) if is_lambda else None
-                if is_lambda and img_size is not None:
-                    # The layer of a block with stride still sees the map of the stage before.
-                    stride = 4 * 2 ** (index - 1 if index and not number else index)
-                    layer_cfg['feat_size'] = tuple(-(-side // stride) for side in img_size)
-                block = LambdaBottleneck(
-                    channels,
-                    width,
-                    stride=2 if index and not number else 1,
-                    lambda_cfg=layer_cfg,
-                    lambda_pool=skeleton['lambda_pool'],
-                    avg_down=skeleton['avg_down'],
-                    se=se,
-                    drop_path_rate=drop_path_rate * before / max(1, total - 1),
-                    zero_init_residual=zero_init_residual,
-                    **norms,
-                )
-                blocks.append(block)
-                before, channels = before + 1, 4 * width
+        channels = stem_channels[-1]
+        for spec in specs[: self.last_stage + 1]:
+            if any(spec.lambda_blocks):
+                check_heads(lambda_cfg, spec.width, STAGES[spec.index], base_channels)
+            stage = self._make_stage(spec, channels, lambda_cfg, block_cfg)
             if share_embeddings:
-                tie_position_tables(blocks)
-            self.stages.append(Sequential(*blocks))
-        self.finish([4 * base_channels * 2**i for i in range(len(STAGES))], [4 * 2**i for i in range(len(STAGES))])
+                tie_position_tables(stage)
+            self.stages.append(stage)
+            channels = 4 * spec.width
+        self.finish([4 * spec.width for spec in specs], [spec.stride for spec in specs])
+
+    @staticmethod
+    def _make_stage(
+        spec: StageSpec, in_channels: int, lambda_cfg: Mapping[str, Any], block_cfg: Mapping[str, Any]
+    ) -> Sequential:
+        """Build the blocks of a stage; the first one of c3, c4 and c5 has stride 2."""
+        blocks = []
+        for block_index, is_lambda in enumerate(spec.lambda_blocks):
+            downsample = spec.index > 0 and block_index == 0
+            layer_cfg = dict(lambda_cfg) if is_lambda else None
+            if is_lambda and spec.feat_sizes[block_index] is not None:
+                layer_cfg['feat_size'] = spec.feat_sizes[block_index]
+            block = LambdaBottleneck(
+                in_channels,
+                spec.width,
+                stride=2 if downsample else 1,
+                lambda_cfg=layer_cfg,
+                drop_path_rate=spec.drop_path_rates[block_index],
+                **block_cfg,
+            )
+            blocks.append(block)
+            in_channels = 4 * spec.width
+        return Sequential(*blocks)
 
 
 class LambdaBottleneck(BaseModule):
@@ -188,7 +195,7 @@ class LambdaBottleneck(BaseModule):
         in_channels, width: channels of the input and of the bottleneck.
         stride: 1 or 2.
         lambda_cfg: arguments of the lambda layer; None for a convolution.
-        lambda_pool: see :class:`LambdaModule`.
+        lambda_pool: see :class:`LambdaConvBlock`.
         avg_down: average pooling before the shortcut's convolution instead of a stride.
         se: squeeze-and-excitation of the path, without lambda layer only.
         drop_path_rate: probability at which a sample's path is dropped.
@@ -218,7 +225,7 @@ class LambdaBottleneck(BaseModule):
         if lambda_cfg is None:
             self.spatial = ConvModule(width, width, 3, stride, 1, **norms)
         else:
-            self.spatial = LambdaModule(width, lambda_cfg, stride, lambda_pool, **norms)
+            self.spatial = LambdaConvBlock(width, lambda_cfg, stride, lambda_pool, **norms)
         self.project = ConvModule(width, channels, 1, **linear)
         self.zero_init_residual = zero_init_residual
         if zero_init_residual and getattr(self.project.norm, 'weight', None) is None:
@@ -242,45 +249,10 @@ class LambdaBottleneck(BaseModule):
 
     def init_weights(self) -> None:
         """Only of what the network's ``init_cfg`` does not know: ConvModule's own rule would undo it."""
-        if isinstance(self.spatial, LambdaModule):
+        if isinstance(self.spatial, LambdaConvBlock):
             self.spatial.init_weights()
         if self.zero_init_residual:
             nn.init.zeros_(self.project.norm.weight)
-
-
-class LambdaModule(BaseModule):
-    """Lambda layer, average pooling where the stride is 2, normalisation, activation.
-
-    Args:
-        channels: channels of input and output.
-        lambda_cfg: further arguments of :class:`mmkron.layers.LambdaLayer`.
-        stride: 1 or 2.
-        lambda_pool: side of the pooling: 3 (padded by 1, which counts as zeros, as in torch) or 2.
-        norm_cfg, act_cfg: normalisation and activation.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        lambda_cfg: Mapping[str, Any],
-        stride: int = 1,
-        lambda_pool: int = 3,
-        *,
-        norm_cfg: dict,
-        act_cfg: dict,
-    ) -> None:
-        super().__init__()
-        self.layer = LambdaLayer(channels, **lambda_cfg)
-        self.pool = nn.Identity()
-        if stride > 1:
-            even = dict(ceil_mode=True, count_include_pad=False)
-            self.pool = nn.AvgPool2d(3, stride, 1) if lambda_pool == 3 else nn.AvgPool2d(2, stride, **even)
-        self.norm = build_norm_layer(norm_cfg, channels)[1]
-        self.act = build_activation_layer(act_cfg)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) -> (B, channels, ceil(H / stride), ceil(W / stride))."""
-        return self.act(self.norm(self.pool(self.layer(x))))
 
 
 def make_stem(in_channels: int, widths: Sequence[int], max_pool: bool, norms: Mapping[str, Any]) -> nn.Sequential:
@@ -343,7 +315,7 @@ def place_lambdas(
         return [[letter == 'L'] * blocks for letter, blocks in zip(stage_layers, stage_blocks)]
     placement = []
     for name, blocks, indices in zip(STAGES, stage_blocks, check_stages('lambda_blocks', lambda_blocks)):
-        check_numbers(f'lambda_blocks of {name}', indices, blocks)
+        check_block_numbers(f'lambda_blocks of {name}', indices, blocks)
         placement.append([number in indices for number in range(1, blocks + 1)])
     return placement
 
@@ -355,14 +327,6 @@ def check_stages(name: str, value: Any) -> Sequence:
     if len(value) != len(STAGES):
         raise ValueError(f'{name} must have {len(STAGES)} entries, one a stage, got {value!r}')
     return value
-
-
-def check_numbers(name: str, value: Any, count: int) -> None:
-    """Raises ValueError unless ``value`` is a sequence of blocks, counted from 1 to ``count``."""
-    numbers = range(1, count + 1)
-    wrong_type = not isinstance(value, Sequence) or isinstance(value, str)
-    if wrong_type or not all(type(i) is int and i in numbers for i in value):
-        raise ValueError(f'{name} must be a sequence of ints in [1, {count}], got {value!r}')
 
 
 def resolve_skeleton(skeleton: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -379,22 +343,34 @@ def resolve_skeleton(skeleton: str | Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def resolve_lambda_cfg(lambda_cfg: Mapping[str, Any] | None, norm_cfg: dict) -> dict[str, Any]:
-    """The arguments of every lambda layer, normalised as the network by default.
+def resolve_img_size(img_size: int | Sequence[int] | None, lambda_cfg: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the size (H, W) of the image for global lambda layers, None for local ones.
 
     Raises:
-        TypeError, ValueError: no dict, or a key that the layer has not or the network decides itself.
+        TypeError: If a side is not an int.
+        ValueError: If the layers are global and ``img_size`` is None, or local and it is not.
     """
-    check_keys('lambda_cfg', lambda_cfg, LAYER_ARGUMENTS)
-    return dict(dict(norm_cfg=norm_cfg), **(lambda_cfg or {}))
-
-
-def check_heads(lambda_cfg: Mapping[str, Any], width: int, stage: str, base_channels: int) -> None:
-    """Raises TypeError or ValueError unless the heads divide a stage's width."""
-    heads = lambda_cfg.get('heads', LAYER_PARAMETERS['heads'].default)
-    check_int('heads of lambda_cfg', heads)
-    if width % heads:
+    is_global = 'scope' in lambda_cfg and lambda_cfg['scope'] is None
+    if is_global == (img_size is None):
         raise ValueError(
-            f'heads of lambda_cfg must divide the width of {stage}, {width} at base_channels={base_channels}; '
-            f'got {heads}'
+            'img_size must be a side or (H, W) where lambda_cfg has scope=None (global), and None elsewhere; got '
+            f'img_size={img_size!r} and lambda_cfg={dict(lambda_cfg)!r}'
         )
+    return resolve_size('img_size', img_size) if is_global else None
+
+
+def resolve_stages(
+    placement: Sequence[Sequence[bool]], base_channels: int, img_size: tuple[int, int] | None, drop_path_rate: float
+) -> list[StageSpec]:
+    """Return the specs of all stages for the blocks of :func:`place_lambdas`."""
+    num_blocks = sum(map(len, placement))
+    rates = torch.linspace(0, drop_path_rate, num_blocks, dtype=torch.float64, device='cpu').tolist()
+    specs = []
+    for index, blocks in enumerate(placement):
+        stride = 4 * 2**index
+        # The lambda layer of a block of stride 2 still sees the map of the stage before.
+        strides = [stride // 2 if index > 0 and block_index == 0 else stride for block_index in range(len(blocks))]
+        feat_sizes = [img_size and tuple(-(-side // s) for side in img_size) for s in strides]
+        stage_rates, rates = rates[: len(blocks)], rates[len(blocks) :]
+        specs.append(StageSpec(index, blocks, base_channels * 2**index, stride, feat_sizes, stage_rates))
+    return specs

@@ -6,7 +6,7 @@ costs ``m h (k + v)``. The queries of a tile share a window of the map, so both 
 size of that window: somewhat more than the scope, less what the border cuts off. The coefficients exist for one tile at
 a time, forward and backward; nothing of the size of a lambda per query, or of a table over all pairs, is stored.
 
-Three frames of coordinates: queries, map and table. Here along the rows, for a tile of 2 queries, stride 1 and radius 2::
+Frames of coordinates: queries, map and table. Here the rows for a tile of 2 queries, stride 1 and radius 2::
 
     map rows (values)                      table rows (embeddings, reversed)     read by query 0   query 1
                                              0  zeros (pad)   <- table_start           |
