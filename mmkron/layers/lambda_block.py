@@ -20,7 +20,7 @@ LAYER_ARGUMENTS = tuple(name for name in LAYER_PARAMETERS if name not in ('dim',
 
 
 class LambdaConvBlock(BaseModule):
-    """Lambda layer in the place of a normalized convolution: layer, average pooling at stride 2, norm, activation.
+    """Lambda layer that replaces a convolution with norm: layer, average pooling at stride 2, norm, activation.
 
     Args:
         channels: Channels of input and output.
@@ -51,7 +51,7 @@ class LambdaConvBlock(BaseModule):
         self.act = build_activation_layer(act_cfg)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, channels, H, W) -> (B, channels, ceil(H / stride), ceil(W / stride))."""
+        """Return the map (B, channels, ceil(H / stride), ceil(W / stride)) for a map (B, channels, H, W)."""
         return self.act(self.norm(self.pool(self.layer(x))))
 
 

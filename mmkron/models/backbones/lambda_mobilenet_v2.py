@@ -18,7 +18,7 @@ from mmkron.models.backbones.mobilenet_v2 import MobileBackbone, group_rows
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_choice, check_number
 
-# Rows: module, expansion, channels, repeats, stride of the first block. Every row of stride 2 begins a stage.
+# Rows: module, expansion, channels, repeats, stride of the first block. A row of stride 2 begins a stage.
 LAYOUT = (
     ('Base', 1, 16, 1, 1),
     ('Base', 6, 24, 2, 2),
@@ -33,30 +33,39 @@ NUM_BLOCKS = sum(row[3] for row in LAYOUT)
 
 @MODELS.register_module()
 class LambdaMobileNetV2(MobileBackbone):
-    """MobileNetV2 whose 10th and 16th inverted bottlenecks mix positions by a lambda layer.
+    """MobileNetV2 with lambda layers in its 10th and 16th inverted bottlenecks.
 
-    Such a block does not expand: its first 1 x 1 convolution keeps the width. The stages have strides 2, 4, 8, 16 and
-    32 and 16, 24, 32, 96 and 320 channels; a last one is the 1 x 1 convolution to 1280 channels. Dense prediction
-    takes ``out_indices=(1, 2, 3, 4)``.
+    From the appendix on resource-constrained networks of `LambdaNetworks: Modeling Long-Range Interactions without
+    Attention <https://arxiv.org/abs/2102.08602>`_. A lambda block does not expand: its first 1 x 1 convolution keeps
+    the width. The stages have strides 2, 4, 8, 16 and 32 and 16, 24, 32, 96 and 320 channels; the last stage is the
+    1 x 1 convolution to 1280 channels. Dense prediction uses ``out_indices=(1, 2, 3, 4)``.
 
     Args:
-        lambda_blocks: inverted bottlenecks with a lambda layer, counted from 1 to 17.
-        lambda_cfg: arguments of :class:`mmkron.layers.LambdaLayer` (a local one) that differ from 5 x 5 scope, query
-            depth 32 and 4 heads. The layers keep the initialisation of its ``init_cfg``, whatever ``init_cfg`` is
-            here.
-        widen_factor: factor on all channels, which stay multiples of 8; the last convolution is never narrowed.
-        in_channels: channels of the image.
-        stem_stride: stride of the first convolution; 1 suits images of 32 x 32 and halves every stride above.
-        out_indices: stages whose maps are returned, negatives count from the end.
-        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
-        norm_eval: keep batch norm in evaluation mode while training.
-        norm_cfg: normalisation, that of the lambda layers included; None (the default) is ``dict(type='BN')``.
-        act_cfg: activation; ``dict(type='ReLU6')`` by default.
-        with_cp: recompute blocks in the backward pass to save memory.
-        init_cfg: initialisation of the convolutions; Kaiming normal by default.
+        lambda_blocks: Inverted bottlenecks with a lambda layer, counted from 1 to 17.
+        lambda_cfg: Arguments of :class:`mmkron.layers.LambdaLayer` (a local one) that differ from a scope of 5 x 5,
+            query depth 32 and 4 heads. The layers keep the initialization of its ``init_cfg``, whatever ``init_cfg``
+            is here.
+        widen_factor: Factor on all channels, which remain multiples of 8; the last convolution is never narrowed.
+        in_channels: Channels of the image.
+        stem_stride: Stride of the first convolution. 1 suits images of 32 x 32 and halves every stride above.
+        out_indices: Stages whose maps are returned; negative indices count from the end.
+        frozen_stages: Number of stages to freeze together with the stem: -1 freezes nothing, 0 the stem alone.
+        norm_eval: Whether to keep batch norm in evaluation mode during training.
+        norm_cfg: Config of the norms, including the norms of the lambda layers. Defaults to ``dict(type='BN')``.
+        act_cfg: Config of the activations. Defaults to ``dict(type='ReLU6')``.
+        with_cp: Whether to recompute blocks in the backward pass to save memory.
+        init_cfg: Initialization of the convolutions. Defaults to Kaiming normal.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument has a wrong type.
+        ValueError: If a block number is not in [1, 17], ``scope`` of ``lambda_cfg`` is None, ``heads`` does not divide
+            the width of a lambda block, or another argument is out of range.
+
+    Examples:
+        >>> import torch
+        >>> model = LambdaMobileNetV2(out_indices=(1, 2, 3, 4))
+        >>> [tuple(x.shape) for x in model(torch.randn(1, 3, 64, 64))]
+        [(1, 24, 16, 16), (1, 32, 8, 8), (1, 96, 4, 4), (1, 320, 2, 2)]
     """
 
     def __init__(
@@ -121,7 +130,7 @@ class InvertedResidual(BaseModule):
         self.project = ConvModule(hidden_channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
+        """Return the map (B, out_channels, ceil(H / stride), ceil(W / stride)) for a map (B, in_channels, H, W)."""
         path = x if self.expand is None else self.expand(x)
         path = self.project(self.depthwise(path))
         return path + x if self.add_input else path
@@ -131,13 +140,17 @@ class InvertedResidual(BaseModule):
 
 
 class LambdaInvertedResidual(BaseModule):
-    """1 x 1 convolution of the same width, lambda layer, 1 x 1 convolution; adds the input where the shapes allow.
+    """Lambda block of MobileNetV2: 1 x 1 convolution of the same width, lambda layer, linear 1 x 1 projection.
+
+    It adds its input to the output where the shapes allow.
 
     Args:
-        in_channels, out_channels: channels of input and output.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
         stride: 1 or 2, by average pooling after the lambda layer.
-        lambda_cfg: arguments of the lambda layer.
-        norm_cfg, act_cfg: normalisation and activation.
+        lambda_cfg: Arguments of the lambda layer.
+        norm_cfg: Config of the norms.
+        act_cfg: Config of the activations.
     """
 
     def __init__(
@@ -157,10 +170,10 @@ class LambdaInvertedResidual(BaseModule):
         self.project = ConvModule(in_channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, H, W) -> (B, out_channels, ceil(H / stride), ceil(W / stride))."""
+        """Return the map (B, out_channels, ceil(H / stride), ceil(W / stride)) for a map (B, in_channels, H, W)."""
         path = self.project(self.spatial(self.keep(x)))
         return path + x if self.add_input else path
 
     def init_weights(self) -> None:
-        """Only of the lambda layer, which the network's ``init_cfg`` does not know."""
+        """Initialize only the lambda layer; ``ConvModule.init_weights`` would overwrite the network's ``init_cfg``."""
         self.spatial.init_weights()

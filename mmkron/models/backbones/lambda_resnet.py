@@ -1,7 +1,7 @@
-"""LambdaResNet: bottleneck residual networks whose 3 x 3 convolutions give way to lambda layers.
+"""LambdaResNet: bottleneck residual networks with lambda layers instead of 3 x 3 convolutions.
 
-Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602). The skeleton is that of ResNet-RS (Bello et al., arXiv
-2103.07579) or of the usual ResNet (v1.5: stride on the 3 x 3 convolution).
+Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602). The skeleton is ResNet-RS (Bello et al., arXiv 2103.07579)
+or the usual ResNet (v1.5: stride on the 3 x 3 convolution).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mmkron.models.backbones.base import Backbone, resolve_arch
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_choice, check_flags, check_int, check_ints, check_probability, resolve_size
 
-# depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. Those of 50, 101 and 152 have
-# been seen in a public implementation of the paper's table; of the deeper ones only their number has.
+# depth -> blocks of the stages c2 to c5, and the lambda blocks of c4, counted from 1. A public implementation of the
+# paper's table confirms the positions for 50, 101 and 152; for the deeper networks only their number.
 DEPTHS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
     50: ((3, 4, 6, 3), (3,)),
     101: ((3, 4, 23, 3), (6, 12, 18)),
@@ -68,41 +68,54 @@ class StageSpec(NamedTuple):
 class LambdaResNet(Backbone):
     """Residual network with lambda layers.
 
-    Its four stages c2 to c5 have strides 4, 8, 16 and 32 and 256, 512, 1024 and 2048 channels.
+    From `LambdaNetworks: Modeling Long-Range Interactions without Attention <https://arxiv.org/abs/2102.08602>`_. The
+    four stages c2 to c5 have strides 4, 8, 16 and 32 and 256, 512, 1024 and 2048 channels.
 
     Args:
-        depth: 50, 101, 152, 200, 270, 350 or 420: blocks a stage, and which of c4 use a lambda layer. Those of c5
-            all do, those of c2 and c3 never.
-        stage_layers: four letters instead, one a stage: ``C`` for convolutions, ``L`` for lambda layers in all its
-            blocks.
-        stage_blocks: numbers of blocks of the four stages instead of ``depth``'s, with ``stage_layers`` or
+        depth: 50, 101, 152, 200, 270, 350 or 420. Sets the number of blocks per stage and which blocks of c4 have a
+            lambda layer; all blocks of c5 have one, blocks of c2 and c3 have none.
+        stage_layers: Four letters instead, one per stage: ``C`` for convolutions, ``L`` for lambda layers in all its
+            blocks. Excludes ``lambda_blocks``.
+        stage_blocks: Numbers of blocks of the four stages instead of those set by ``depth``; needs ``stage_layers`` or
             ``lambda_blocks``.
-        lambda_blocks: the lambda blocks of each stage instead, counted from 1, as in ``((), (), (3,), (1, 2, 3))``.
-        skeleton: ``rs`` (ResNet-RS: a stem of 3 x 3 convolutions and a last one of stride 2 in place of its max
-            pooling, average pooling in the shortcuts), ``v1.5`` (7 x 7 convolution and max pooling, strided
-            shortcuts), ``timm`` (that of timm's lambda networks); or a dict with ``stem_channels`` (one entry a
-            convolution, the first of stride 2; a single one is 7 x 7), ``max_pool``, ``avg_down`` and ``lambda_pool``
-            (side of the average pooling after a lambda layer of stride 2: 3 with padding, or 2).
-        in_channels: channels of the image.
-        base_channels: width of c2's bottlenecks; other than 64 it scales all channels, ``stem_channels`` included.
-        lambda_cfg: arguments of :class:`mmkron.layers.LambdaLayer`, its own defaults otherwise. The layers keep the
-            initialisation of its ``init_cfg``, whatever ``init_cfg`` is here.
-        share_embeddings: one position table for all lambda layers of a stage that have it in the same shape.
-        img_size: side or (H, W) of the image that global lambda layers (``scope=None``) are made for; else None.
-        se: squeeze-and-excitation, ratio 1/4, after the last convolution of the blocks without lambda layer, as in
-            ResNet-RS.
-        drop_path_rate: probability at which the last block's path is dropped; it grows linearly from 0 at the first.
-        out_indices: stages whose maps are returned, negatives count from the end.
-        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
-        norm_eval: keep batch norm in evaluation mode while training.
-        norm_cfg: normalisation, that of the lambda layers included; None (the default) is ``dict(type='BN')``.
-        act_cfg: activation; ReLU by default.
-        with_cp: recompute blocks in the backward pass to save memory.
-        zero_init_residual: blocks begin as their shortcut: the last normalisation's weight is 0.
-        init_cfg: initialisation of the convolutions; Kaiming normal by default.
+        lambda_blocks: Lambda blocks of each stage instead, counted from 1, as in ``((), (), (3,), (1, 2, 3))``.
+        skeleton: ``rs`` (ResNet-RS: a stem of 3 x 3 convolutions, the last one of stride 2 instead of max pooling, and
+            average pooling in the shortcuts), ``v1.5`` (7 x 7 convolution and max pooling, strided shortcuts), ``timm``
+            (timm's lambda networks); or a dict with ``stem_channels`` (one entry per convolution, the first of
+            stride 2; a single one is 7 x 7), ``max_pool``, ``avg_down`` and ``lambda_pool`` (side of the average
+            pooling after a lambda layer of stride 2: 3 with padding, or 2).
+        in_channels: Channels of the image.
+        base_channels: Width of the bottlenecks of c2. It scales all channels, including ``stem_channels``, by
+            ``base_channels / 64``.
+        lambda_cfg: Arguments of :class:`mmkron.layers.LambdaLayer`, with its defaults. The layers keep the
+            initialization of its ``init_cfg``, whatever ``init_cfg`` is here.
+        share_embeddings: Whether the lambda layers of a stage share one position table if their shapes agree.
+        img_size: Side or (H, W) of the image that global lambda layers (``scope=None``) are built for; else None.
+        se: Whether to add squeeze-and-excitation, ratio 1/4, after the last convolution of the blocks without lambda
+            layer, as in ResNet-RS.
+        drop_path_rate: Probability at which the path of the last block is dropped. The rate increases linearly from 0
+            in the first block.
+        out_indices: Stages whose maps are returned; negative indices count from the end.
+        frozen_stages: Number of stages to freeze together with the stem: -1 freezes nothing, 0 the stem alone.
+        norm_eval: Whether to keep batch norm in evaluation mode during training.
+        norm_cfg: Config of the norms, including the norms of the lambda layers. Defaults to ``dict(type='BN')``.
+        act_cfg: Config of the activations. Defaults to ReLU.
+        with_cp: Whether to recompute blocks in the backward pass to save memory.
+        zero_init_residual: Whether to set the weight of each block's last norm to 0 at first, so that the block starts
+            as its shortcut.
+        init_cfg: Initialization of the convolutions. Defaults to Kaiming normal.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument has a wrong type.
+        ValueError: If ``depth`` or ``skeleton`` is unknown, arguments exclude each other, ``heads`` of ``lambda_cfg``
+            does not divide a width, ``img_size`` is missing for global layers or given for local ones, or
+            ``zero_init_residual`` is given with a norm without a weight.
+
+    Examples:
+        >>> model = LambdaResNet(50, out_indices=(0, 1, 2, 3))
+        >>> [tuple(x.shape) for x in model(torch.randn(1, 3, 64, 64))]
+        [(1, 256, 16, 16), (1, 512, 8, 8), (1, 1024, 4, 4), (1, 2048, 2, 2)]
+        >>> model = LambdaResNet(stage_layers='CCLL', skeleton='v1.5', lambda_cfg=dict(scope=7))
     """
 
     def __init__(
@@ -189,18 +202,20 @@ class LambdaResNet(Backbone):
 
 
 class LambdaBottleneck(BaseModule):
-    """1 x 1 convolution, 3 x 3 convolution or lambda layer, 1 x 1 convolution of four times the width; shortcut.
+    """Bottleneck block: 1 x 1 convolution, 3 x 3 convolution or lambda layer, 1 x 1 convolution; plus shortcut.
 
     Args:
-        in_channels, width: channels of the input and of the bottleneck.
+        in_channels: Channels of the input.
+        width: Channels of the bottleneck; the output has four times as many.
         stride: 1 or 2.
-        lambda_cfg: arguments of the lambda layer; None for a convolution.
-        lambda_pool: see :class:`LambdaConvBlock`.
-        avg_down: average pooling before the shortcut's convolution instead of a stride.
-        se: squeeze-and-excitation of the path, without lambda layer only.
-        drop_path_rate: probability at which a sample's path is dropped.
-        zero_init_residual: the last normalisation's weight is 0 at first.
-        norm_cfg, act_cfg: normalisation and activation.
+        lambda_cfg: Arguments of the lambda layer; None for a convolution.
+        lambda_pool: Side of the pooling in :class:`mmkron.layers.lambda_block.LambdaConvBlock`.
+        avg_down: Whether the shortcut downsamples by average pooling instead of a strided convolution.
+        se: Whether to apply squeeze-and-excitation to the path of a block without lambda layer.
+        drop_path_rate: Probability at which the path of a sample is dropped.
+        zero_init_residual: Whether the weight of the last norm is 0 at first.
+        norm_cfg: Config of the norms.
+        act_cfg: Config of the activations.
     """
 
     def __init__(
@@ -218,18 +233,18 @@ class LambdaBottleneck(BaseModule):
         act_cfg: dict,
     ) -> None:
         super().__init__()
-        norms = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
+        norm_act = dict(norm_cfg=norm_cfg, act_cfg=act_cfg)
         linear = dict(norm_cfg=norm_cfg, act_cfg=None)
         channels = 4 * width
-        self.reduce = ConvModule(in_channels, width, 1, **norms)
+        self.reduce = ConvModule(in_channels, width, 1, **norm_act)
         if lambda_cfg is None:
-            self.spatial = ConvModule(width, width, 3, stride, 1, **norms)
+            self.spatial = ConvModule(width, width, 3, stride, 1, **norm_act)
         else:
-            self.spatial = LambdaConvBlock(width, lambda_cfg, stride, lambda_pool, **norms)
+            self.spatial = LambdaConvBlock(width, lambda_cfg, stride, lambda_pool, **norm_act)
         self.project = ConvModule(width, channels, 1, **linear)
         self.zero_init_residual = zero_init_residual
         if zero_init_residual and getattr(self.project.norm, 'weight', None) is None:
-            raise ValueError(f'zero_init_residual needs a normalisation with a weight, got norm_cfg={norm_cfg!r}')
+            raise ValueError(f'zero_init_residual needs a normalization with a weight, got norm_cfg={norm_cfg!r}')
         self.se = make_se(channels) if se and lambda_cfg is None else None
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate else nn.Identity()
         self.shortcut = nn.Identity()
@@ -241,33 +256,34 @@ class LambdaBottleneck(BaseModule):
         self.act = build_activation_layer(act_cfg)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, in_channels, H, W) -> (B, 4 * width, ceil(H / stride), ceil(W / stride))."""
+        """Return the map (B, 4 * width, ceil(H / stride), ceil(W / stride)) for a map (B, in_channels, H, W)."""
         path = self.project(self.spatial(self.reduce(x)))
         if self.se is not None:
             path = path * self.se(path)
         return self.act(self.drop_path(path) + self.shortcut(x))
 
     def init_weights(self) -> None:
-        """Only of what the network's ``init_cfg`` does not know: ConvModule's own rule would undo it."""
+        """Initialize only the lambda layer and the last norm; ``ConvModule.init_weights`` would overwrite the
+        ``init_cfg`` of the network."""
         if isinstance(self.spatial, LambdaConvBlock):
             self.spatial.init_weights()
         if self.zero_init_residual:
             nn.init.zeros_(self.project.norm.weight)
 
 
-def make_stem(in_channels: int, widths: Sequence[int], max_pool: bool, norms: Mapping[str, Any]) -> nn.Sequential:
-    """Convolutions, the first of stride 2, then max pooling or one more convolution of stride 2."""
+def make_stem(in_channels: int, widths: Sequence[int], max_pool: bool, norm_act: Mapping[str, Any]) -> nn.Sequential:
+    """Build convolutions, the first of stride 2, then max pooling or one more convolution of stride 2."""
     layers: list[nn.Module] = []
     for index, width in enumerate(widths):
         kernel = 7 if len(widths) == 1 else 3
-        layers.append(ConvModule(in_channels, width, kernel, 1 if index else 2, kernel // 2, **norms))
+        layers.append(ConvModule(in_channels, width, kernel, 1 if index else 2, kernel // 2, **norm_act))
         in_channels = width
-    layers.append(nn.MaxPool2d(3, 2, 1) if max_pool else ConvModule(in_channels, in_channels, 3, 2, 1, **norms))
+    layers.append(nn.MaxPool2d(3, 2, 1) if max_pool else ConvModule(in_channels, in_channels, 3, 2, 1, **norm_act))
     return nn.Sequential(*layers)
 
 
 def make_se(channels: int) -> nn.Sequential:
-    """The factors (B, channels, 1, 1) of squeeze-and-excitation."""
+    """Build the layers that give the factors (B, channels, 1, 1) of squeeze-and-excitation."""
     reduced = max(1, channels // 4)
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(1),
@@ -277,7 +293,7 @@ def make_se(channels: int) -> nn.Sequential:
 
 
 def tie_position_tables(blocks: Sequence[nn.Module]) -> None:
-    """Makes lambda layers with position tables of one shape share a single one."""
+    """Make lambda layers whose position tables have the same shape share one table."""
     tables: dict[tuple[int, ...], nn.Parameter] = {}
     for block in blocks:
         for layer in block.modules():
@@ -291,10 +307,11 @@ def place_lambdas(
     stage_blocks: Sequence[int] | None = None,
     lambda_blocks: Sequence[Sequence[int]] | None = None,
 ) -> list[list[bool]]:
-    """One list a stage, true where a block has a lambda layer; for the arguments see :class:`LambdaResNet`.
+    """Return for each stage which blocks have a lambda layer; for the arguments see :class:`LambdaResNet`.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If a number of blocks is not an int, or an argument is not a sequence.
+        ValueError: If the depth is unknown, arguments exclude each other, or one has no entry per stage.
     """
     if stage_layers is not None and lambda_blocks is not None:
         raise ValueError(f'stage_layers excludes lambda_blocks, got {stage_layers!r} and {lambda_blocks!r}')
@@ -321,19 +338,20 @@ def place_lambdas(
 
 
 def check_stages(name: str, value: Any) -> Sequence:
-    """``value`` if it is a sequence of one entry a stage, else one TypeError or ValueError."""
+    """Return ``value`` if it is a sequence of one entry per stage; raise TypeError or ValueError otherwise."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise TypeError(f'{name} must be a sequence of {len(STAGES)}, one entry a stage, got {value!r}')
+        raise TypeError(f'{name} must be a sequence of {len(STAGES)}, one entry per stage, got {value!r}')
     if len(value) != len(STAGES):
-        raise ValueError(f'{name} must have {len(STAGES)} entries, one a stage, got {value!r}')
+        raise ValueError(f'{name} must have {len(STAGES)} entries, one per stage, got {value!r}')
     return value
 
 
 def resolve_skeleton(skeleton: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a skeleton, checked.
+    """Return the checked settings of a skeleton.
 
     Raises:
-        TypeError, ValueError: an unknown name, or a dict of other keys or values.
+        TypeError: If it is neither a name nor a dict, or an entry has a wrong type.
+        ValueError: If the name is unknown, or the dict has other keys or values.
     """
     settings = resolve_arch(skeleton, SKELETONS, 'skeleton')
     check_ints('stem_channels of skeleton', settings['stem_channels'])
