@@ -1,6 +1,5 @@
 """LambdaLayer: the layer against its definition and public layers, map sizes, weights, precision, misuse."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -36,6 +36,7 @@ def replaced(width, k=16, h=4, u=1, r=23):
     return width * (h * k + u * k + u * v) + 2 * h * k + 2 * u * v + k * u * r * r - 9 * width * width
 
 
+@cache
 def timm_count(blocks, se=False):
     block_args = dict(attn_layer=partial(SEModule, rd_ratio=0.25)) if se else None
     model = ResNet(Bottleneck, blocks, block_args=block_args, device='meta', **RS)
