@@ -1,4 +1,7 @@
-"""Lambda layer with the pooling, norm and activation that a convolutional network expects, and its arguments."""
+"""Lambda layer with the pooling, norm and activation of a convolutional network, and checks of its arguments.
+
+``mmkron.layers`` does not import this module, because it needs MMCV.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class InvertedResidual(BaseModule):
         return path + x if self.add_input else path
 
     def init_weights(self) -> None:
-        """Do nothing: the ``init_cfg`` of the network initializes, and the rule of ConvModule would overwrite it."""
+        """Do nothing: the network's ``init_cfg`` initializes, and ConvModule's rule would overwrite it."""
 
 
 class LambdaInvertedResidual(BaseModule):
@@ -175,5 +175,5 @@ class LambdaInvertedResidual(BaseModule):
         return path + x if self.add_input else path
 
     def init_weights(self) -> None:
-        """Initialize only the lambda layer; ``ConvModule.init_weights`` would overwrite the network's ``init_cfg``."""
+        """Initialize the lambda layer only: ConvModule's rule would overwrite the network's ``init_cfg``."""
         self.spatial.init_weights()

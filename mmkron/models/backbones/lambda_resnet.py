@@ -263,8 +263,7 @@ class LambdaBottleneck(BaseModule):
         return self.act(self.drop_path(path) + self.shortcut(x))
 
     def init_weights(self) -> None:
-        """Initialize only the lambda layer and the last norm; ``ConvModule.init_weights`` would overwrite the
-        ``init_cfg`` of the network."""
+        """Initialize the lambda layer and the last norm only: ConvModule's rule would overwrite ``init_cfg``."""
         if isinstance(self.spatial, LambdaConvBlock):
             self.spatial.init_weights()
         if self.zero_init_residual:

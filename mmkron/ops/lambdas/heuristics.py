@@ -2,7 +2,7 @@
 
 The time of a form is a sum of amounts of work, each at its own rate. ``benchmarks/lambda_forms.py`` fits the rates to
 the times of random problems, here of float32 on a CPU with AVX-512, and reports in lambda_forms.md how much time the
-choices lose; three thresholds instead of the rates lose a sixth more. Other machines have other rates; only their
+choices lose; three thresholds instead of the rates lose about a sixth more. Other machines have other rates; only their
 relation counts. No GPU was measured.
 """
 
