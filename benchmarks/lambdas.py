@@ -1,9 +1,9 @@
-"""Time and peak memory of lambda layers against public ones, and time of networks with them.
+"""Measure time and peak memory of lambda layers against public layers, and the time of networks with them.
 
-Writes lambdas.md and lambdas.png beside this script; with --device cuda the layers alone, to lambdas_cuda.md. k 16,
-h 4, u 1, float32. Ratios within one run count; absolute times do not. "forward" is inference, with batch norm in
-evaluation; "both" is a training step, with the gradients of input and weights. Peak memory (memory.py) holds the output
-and what backward needs, and not the input or the weights.
+Writes lambdas.md and lambdas.png next to this script; with --device cuda only the layers, to lambdas_cuda.md. k 16,
+h 4, u 1, float32. Ratios within one run are comparable; absolute times are not. "forward" is inference, with batch norm
+in evaluation mode; "both" is a training step, with the gradients of input and weights. Peak memory (memory.py) includes
+the output and the tensors saved for backward, but neither input nor weights.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from memory import check_memory, in_own_processes, memory_of
 from mmkron.converters.lambda_resnet import convert_lambda_networks
 from mmkron.layers import LambdaLayer
 from mmkron.models import LambdaResNet
+from mmkron.ops.lambdas import content_matrix
 from mmkron.ops.lambdas import position as lambdas
 from timing import machine, medians, table
 
 FOLDER = Path(__file__).resolve().parent
 SCOPE, BATCH = 23, 4
-# (channels, size) -> how many times as fast as the fastest public layer we want to be: forward, both.
+# (channels, size) -> wanted speedup over the fastest public layer: forward, both.
 GOALS = {(256, 14): (2, 4), (128, 28): (1.1, 1.5), (512, 32): (10, 8), (256, 64): (6, 6)}
 SWEEP_CHANNELS, SWEEP_SIZES = 128, (7, 10, 14, 20, 28, 40, 56, 80, 128)
 Figures = dict[tuple[str, int, int, str], float]  # (layer, channels, size, step) -> seconds or bytes
 
 
 class Conv3dLayer(LambdaLayer):
-    """Our layer with the position lambdas made by one 3-D convolution, as most public code makes them."""
+    """Our layer with the position lambdas from one 3-D convolution, as in most public implementations."""
 
     def forward(self, x: Tensor) -> Tensor:
         batch, _, *size = x.shape
         query, key, value = self.qkv_map(x).split(self.widths, 1)
         query = self.query_norm(query).reshape(batch, self.heads, self.dim_key, *size)
         value = self.value_norm(value)[:, None]
-        content = lambdas.content_matrix(key[:, None], value)
+        content = content_matrix(key[:, None], value)
         kernel = self.position_table.transpose(0, 1)[:, :, None]
         position = F.conv3d(value, kernel, padding=(0, *(side // 2 for side in kernel.shape[3:])))
         out = torch.einsum('bhkyx,bkvyx->bhvyx', query, position + content[..., None, None])
@@ -52,7 +53,7 @@ class Conv3dLayer(LambdaLayer):
 
 
 class LocalAttention(nn.Module):
-    """Self-attention to the same square of positions, four heads, by torch's attention with a mask."""
+    """Self-attention to the same square of positions with four heads, by torch's attention with a mask."""
 
     def __init__(self, dim: int, size: int) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ def both_step(module: nn.Module, x: Tensor) -> None:
 
 
 def finish(x: Tensor) -> None:
-    """Waits for a GPU."""
+    """Wait for a GPU."""
     if x.is_cuda:
         torch.cuda.synchronize()
 
@@ -114,7 +115,7 @@ def image(batch: int, channels: int, size: int) -> Tensor:
 
 @torch.no_grad()
 def check_peers() -> None:
-    """The layers compute the same from the same weights."""
+    """Check that the layers compute the same from the same weights."""
     theirs = build('lambda-networks', 32, 20).double().eval()
     state = convert_lambda_networks(theirs.state_dict())
     bias = state.pop('position_bias')
@@ -127,7 +128,7 @@ def check_peers() -> None:
 
 
 def measure_time(cases: list[tuple[str, int, int]], batch: int, rounds: int, device: str = 'cpu') -> Figures:
-    """Layers on equal maps take turns."""
+    """Measure all layers; layers on equal maps take turns."""
     figures: Figures = {}
     for channels, size in dict.fromkeys(case[1:] for case in cases):
         x = image(batch, channels, size).to(device)
@@ -142,7 +143,7 @@ def measure_time(cases: list[tuple[str, int, int]], batch: int, rounds: int, dev
 
 
 def peak(case: tuple[str, int, int, int, str]) -> int:
-    """Peak memory of one step of one layer, on one thread."""
+    """Return the peak memory of one step of one layer, on one thread."""
     torch.set_num_threads(1)
     check_memory()
     name, batch, channels, size, step = case
@@ -179,7 +180,7 @@ def measure_cuda_memory(cases: list[tuple[str, int, int]], batch: int) -> Figure
 
 
 def compare_layers(times: dict[int, Figures], held: Figures) -> str:
-    """One table a map: times at each number of threads, memory, and how much faster and smaller ours is."""
+    """Return one table per map: times at each number of threads, memory, and their ratios to ours."""
     text = ''
     for channels, size in GOALS:
         rows = []
@@ -203,7 +204,7 @@ def compare_layers(times: dict[int, Figures], held: Figures) -> str:
 
 
 def goals(times: dict[int, Figures], held: Figures) -> str:
-    """The goals, judged by the figures of two threads; the peers are the public layers and the 3-D convolution."""
+    """Judge the goals by the figures of two threads; peers are the public layers and the 3-D convolution."""
     lines = []
     peers = [name for name in LAYERS if name != OURS]
     figures = times[max(times)]
@@ -220,7 +221,7 @@ def goals(times: dict[int, Figures], held: Figures) -> str:
 
 
 def never_slower(seconds: Figures, held: Figures) -> str:
-    """How many times as much as ours the best peer takes at each map size of the sweep, and if it is never less."""
+    """Return the ratio of the best peer to ours at each map size of the sweep, and whether it is ever below 1."""
     peers = [name for name in LAYERS if name != OURS]
     columns = {
         'time, forward': (seconds, 'forward'),
@@ -245,10 +246,10 @@ def never_slower(seconds: Figures, held: Figures) -> str:
 
 
 def compare_networks() -> str:
-    """Networks on 224 x 224, milliseconds an image."""
+    """Measure networks on 224 x 224, in milliseconds per image."""
 
     def convolved(module: nn.Module) -> nn.Module:
-        """The module with all position lambdas by convolution."""
+        """Compute all position lambdas of the module by convolution."""
         inner, chosen = module.forward, lambdas.choose_form
 
         def forward(x: Tensor) -> Tensor:
@@ -283,12 +284,12 @@ def compare_networks() -> str:
         seconds = [figures[step][name] for step in STEPS]
         ratios = [f'{figures[step][name] / figures[step]["ResNet-50 (torchvision)"]:.2f}' for step in STEPS]
         rows.append([name, *(f'{500 * value:.0f}' for value in seconds), *ratios])
-    header = ['network', *(f'{step} ms an image' for step in STEPS), *(f'times ResNet-50, {step}' for step in STEPS)]
+    header = ['network', *(f'{step} ms per image' for step in STEPS), *(f'times ResNet-50, {step}' for step in STEPS)]
     return table(header, rows)
 
 
 def draw(path: Path, seconds: Figures, held: Figures) -> None:
-    """Time and memory of a training step against the size of the map."""
+    """Plot time and memory against the size of the map."""
     figure = Figure(figsize=(11, 4.5), layout='constrained')
     axes = figure.subplots(1, 3)
     panels = [(seconds, 'forward', 1e3, 'median time, forward, ms'), (seconds, 'both', 1e3, 'training step, ms')]
@@ -334,9 +335,9 @@ def main() -> None:
     draw(FOLDER / 'lambdas.png', seconds_sweep, held_sweep)
     text = f"""# Lambda layers
 
-{machine()}; two threads where it says so.
+{machine()}; two threads where stated.
 k 16, h 4, u 1, r {SCOPE}, float32. Medians of 5 rounds in which the layers take turns. "forward" is inference, "both" a
-training step of the layer. In brackets: times what ours takes.
+training step of the layer. In brackets: ratio to ours.
 
 {goals(times, held)}
 
@@ -347,7 +348,7 @@ of the same {SCOPE} x {SCOPE} positions, four heads.
 
 ## Against the best peer at each map size, ({BATCH}, {SWEEP_CHANNELS}, H, W), one thread
 
-How many times as much the best peer takes, of the public layers and the 3-D convolution.
+Ratio of the best peer (public layers and the 3-D convolution) to ours; above 1, ours takes less.
 
 {never_slower(seconds_sweep, held_sweep)}
 

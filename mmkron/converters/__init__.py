@@ -1,4 +1,4 @@
-"""Names of public state dicts -> names of mmkron's networks; nothing here reads or writes a file."""
+"""Convert public state dicts to the names of mmkron's networks, in memory; tools/model_converters reads and writes."""
 
 from mmkron.converters.lambda_resnet import convert_lambda_networks, convert_resnet, convert_timm
 from mmkron.converters.qkformer import convert_qkformer

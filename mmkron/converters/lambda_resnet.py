@@ -1,4 +1,4 @@
-"""Weights of other libraries' lambda networks and residual networks under the names of mmkron."""
+"""Convert weights of other libraries' lambda networks and residual networks to LambdaResNet and LambdaLayer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmkron.converters.result import Converted, check_state_dict, without_counters
 
-# Arguments of LambdaResNet for the three lambda networks of timm 1.0, which follow no configuration of the paper.
+# Arguments of LambdaResNet for the three lambda networks of timm 1.0, which are not configurations of the paper.
 TIMM_NETWORKS: dict[str, dict[str, Any]] = {
     'lambda_resnet26t': dict(
         stage_blocks=(2, 2, 2, 2),
@@ -36,7 +36,7 @@ TIMM_NETWORKS: dict[str, dict[str, Any]] = {
     ),
 }
 
-# Beginnings of names within a block, theirs and ours.
+# Prefixes of names within a block, theirs -> ours.
 TIMM_PARTS = {
     'conv1_1x1.': 'reduce.',
     'conv2_kxk.': 'spatial.',
@@ -61,16 +61,19 @@ RESNET_PARTS = {
     'downsample.1.': 'shortcut.1.bn.',
 }
 
-# What a LambdaResNet may have otherwise than a ResNet.
+# Entries in which a LambdaResNet may differ from a ResNet.
 SPATIAL_PARTS = r'^stages\.\d\.\d+\.(spatial|se)\.'
 
 
 def convert_timm(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
-    """Weights of one of timm's lambda networks for the LambdaResNet with its arguments in :data:`TIMM_NETWORKS`.
+    """Convert a lambda network of timm to the LambdaResNet with its arguments in :data:`TIMM_NETWORKS`.
 
     Args:
-        state_dict: of timm's network.
-        target: state dict of the LambdaResNet.
+        state_dict: State dict of timm's network.
+        target: State dict of the LambdaResNet.
+
+    Returns:
+        The converted weights, and the names without a counterpart.
     """
     check_state_dict('state_dict', state_dict)
     check_state_dict('target', target)
@@ -85,14 +88,18 @@ def convert_timm(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor])
 
 
 def convert_resnet(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
-    """Weights of a ResNet of bottlenecks for what a LambdaResNet of skeleton ``v1.5`` has in common with it.
+    """Convert a ResNet of bottlenecks to a LambdaResNet of skeleton ``v1.5``, as far as the two agree.
 
     Args:
-        state_dict: of torchvision's ResNet, of MMPretrain's (style ``pytorch``) or of an MMPretrain classifier with it.
-        target: state dict of the LambdaResNet.
+        state_dict: State dict of torchvision's ResNet, of MMPretrain's ResNet (style ``pytorch``), or of an MMPretrain
+            classifier with such a backbone.
+        target: State dict of the LambdaResNet.
+
+    Returns:
+        The converted weights, and the names without a counterpart.
 
     Raises:
-        ValueError: networks that differ in more than what :data:`SPATIAL_PARTS` matches.
+        ValueError: If the networks differ in more than the entries that :data:`SPATIAL_PARTS` matches.
     """
     check_state_dict('state_dict', state_dict)
     check_state_dict('target', target)
@@ -104,25 +111,30 @@ def convert_resnet(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor
         theirs = _count_blocks(values, r'layer(\d)\.(\d+)\.')
         ours = _count_blocks(target, r'stages\.(\d)\.(\d+)\.')
         raise ValueError(
-            f'state_dict must be of a ResNet of bottlenecks with as many blocks a stage as the target, {ours}, and '
-            f"skeleton 'v1.5'; got {theirs} blocks, and {len(differing)} entries that differ, as {differing[0]}"
+            f'state_dict must be of a ResNet of bottlenecks with as many blocks per stage as the target, {ours}, and '
+            f"skeleton 'v1.5'; got {theirs} blocks, and {len(differing)} entries that differ, such as {differing[0]}"
         )
     return converted
 
 
 def convert_lambda_networks(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State dict of the LambdaLayer of the package lambda-networks for that of mmkron with the same arguments.
+    """Convert the LambdaLayer of the package lambda-networks to a LambdaLayer of mmkron with the same arguments.
 
-    A local layer's (``r``) has ``position_bias``; a global one's (``n``) is for ``scope=None, feat_size=n``.
+    A local layer (``r``) needs ``position_bias=True``; a global one (``n``) needs ``scope=None, feat_size=n``.
+
+    Args:
+        state_dict: State dict of the layer of lambda-networks.
+
+    Returns:
+        The state dict of the layer of mmkron.
 
     Raises:
-        ValueError: a state dict of another layer.
+        ValueError: If ``state_dict`` belongs to another layer.
     """
     check_state_dict('state_dict', state_dict)
     rest = dict(state_dict)
     try:
-        maps = [rest.pop(f'to_{part}.weight') for part in 'qkv']
-        converted = {'qkv_map.weight': torch.cat(maps)}
+        converted = {'qkv_map.weight': torch.cat([rest.pop(f'to_{part}.weight') for part in 'qkv'])}
         if 'rel_pos_emb' in rest:
             converted['position_table'] = rest.pop('rel_pos_emb').permute(3, 2, 0, 1)
         else:
@@ -141,33 +153,36 @@ def convert_lambda_networks(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _table(kernel: Tensor) -> Tensor:
-    """Position table (u, k, r, r) of a lambda convolution's kernel (k, u, r, r)."""
+    """Return the position table (u, k, r, r) for the kernel (k, u, r, r) of a lambda convolution."""
     return kernel.transpose(0, 1)
 
 
 def _timm_name(name: str) -> str | None:
+    """Return our name for an entry of timm's network, None if it has no counterpart."""
     found = re.fullmatch(r'stem\.conv(\d+)\.(.+)', name)
     if found:
         return f'stem.{int(found[1]) - 1}.{found[2]}'
     found = re.fullmatch(r'(stages\.\d+\.\d+\.)(.+)', name)
-    return found and _exchange(found[1], found[2], TIMM_PARTS)
+    return found and _replace_prefix(found[1], found[2], TIMM_PARTS)
 
 
 def _resnet_name(name: str) -> str | None:
+    """Return our name for an entry of a ResNet, None if it has no counterpart."""
     found = re.fullmatch(r'(conv|bn)1\.(.+)', name)
     if found:
         return f'stem.0.{found[1]}.{found[2]}'
     found = re.fullmatch(r'layer(\d)\.(\d+)\.(.+)', name)
-    return found and _exchange(f'stages.{int(found[1]) - 1}.{found[2]}.', found[3], RESNET_PARTS)
+    return found and _replace_prefix(f'stages.{int(found[1]) - 1}.{found[2]}.', found[3], RESNET_PARTS)
 
 
 def _count_blocks(names: Iterable[str], pattern: str) -> tuple[int, ...]:
-    """Blocks of each stage; ``pattern`` finds the numbers of stage and block."""
+    """Count the blocks of each stage; ``pattern`` matches the numbers of stage and block."""
     found = sorted({match.groups() for name in names if (match := re.match(pattern, name))})
     return tuple(Counter(stage for stage, _ in found).values())
 
 
-def _exchange(block: str, name: str, parts: Mapping[str, str]) -> str | None:
+def _replace_prefix(block: str, name: str, parts: Mapping[str, str]) -> str | None:
+    """Return the name within ``block`` after replacing a prefix of ``parts``, None if none matches."""
     for old, new in parts.items():
         if name.startswith(old):
             return block + new + name[len(old) :]
@@ -177,7 +192,7 @@ def _exchange(block: str, name: str, parts: Mapping[str, str]) -> str | None:
 def _fit(
     values: Mapping[str, Tensor], target: Mapping[str, Tensor], rename: Callable[[str], str | None], head: str
 ) -> Converted:
-    """Entries of the target by ``rename``, where the shapes agree."""
+    """Assign the values to the entries of the target that ``rename`` gives, where the shapes agree."""
     converted, classifier, unused = {}, {}, []
     for name, value in values.items():
         new = rename(name)

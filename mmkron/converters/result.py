@@ -1,4 +1,4 @@
-"""What a conversion of weights to the names of mmkron gives."""
+"""Result of a conversion of weights, and checks that all converters share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ COUNTER = '.num_batches_tracked'
 
 
 class Converted(NamedTuple):
-    """Weights under new names. The lists leave out the step counters of batch norm, which nothing needs.
+    """Weights under new names. The lists omit the step counters of batch norm, which are not needed.
 
     Attributes:
-        state_dict: entries of the target.
-        head: ``weight`` and ``bias`` of the classifier, if the source has one.
-        unused: names of the source's entries that have no place in the target.
-        missing: names of the target's entries that the source does not give.
+        state_dict: Entries of the target.
+        head: ``weight`` and ``bias`` of the classifier, if the source has one; else empty.
+        unused: Names of the source's entries that have no counterpart in the target.
+        missing: Names of the target's entries that have no counterpart in the source.
     """
 
     state_dict: dict[str, Tensor]
@@ -38,5 +38,5 @@ def check_state_dict(name: str, value: Any) -> None:
 
 
 def without_counters(names: Iterable[str]) -> list[str]:
-    """Names that are not of a step counter of batch norm."""
+    """Return the names except for step counters of batch norm."""
     return [name for name in names if not name.endswith(COUNTER)]

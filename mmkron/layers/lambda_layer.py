@@ -1,4 +1,4 @@
-"""The lambda layer on feature maps, as a layer and as a host's plug-in layer."""
+"""Lambda layer on feature maps, also registered as a plug-in layer for the host libraries."""
 
 from __future__ import annotations
 
@@ -16,45 +16,57 @@ from mmkron.layers.empty import empty_map
 from mmkron.layers.initialize import initialize
 from mmkron.layers.norm import build_norm
 from mmkron.ops.checks import check_map
-from mmkron.ops.lambdas.position import content_matrix, position_lambda
+from mmkron.ops.lambdas import content_matrix, position_lambda
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_flags, check_int, resolve_size
 
 
 @MODELS.register_module()
 class LambdaLayer(BaseModule):
-    """Content and position lambdas of a map, applied to h queries a position.
+    """Lambda layer: content and position lambdas of a map, applied to h queries per position.
 
-    Any map size goes. A global layer sees the whole map up to ``feat_size``, by the centre of its table where the map
-    is smaller; on a larger map, positions further away than its table reaches add nothing to the position lambda.
-    Weights of a global layer for another ``feat_size`` load in the same way: cropped, or extended by zeros. So do
-    those of a local layer, whose table is a global one's with zeros beyond the scope.
+    From `LambdaNetworks: Modeling Long-Range Interactions without Attention <https://arxiv.org/abs/2102.08602>`_,
+    section 3: batch norm on queries and values, softmax on the keys over the positions of the whole map, no bias and
+    no activation.
 
-    Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602), section 3: batch normalisation on queries and values,
-    softmax on the keys over the positions of the whole map, no bias, no activation.
+    Maps of any size are accepted. A global layer sees the whole map up to ``feat_size``, through the center of its
+    table if the map is smaller; on a larger map, positions outside its table add nothing to the position lambda.
+    Weights of a global layer with another ``feat_size`` load in the same way: cropped, or extended by zeros. So do
+    weights of a local layer, whose table is a global table with zeros outside the scope.
 
     Args:
-        dim: channels of the input.
-        dim_out: channels of the output, h times the value depth. Defaults to ``dim``.
+        dim: Channels of the input.
+        dim_out: Channels of the output, h times the depth of the values. Defaults to ``dim``.
         dim_key: k, depth of queries and keys.
-        heads: h, queries a position; they share keys and values. Divides ``dim_out``.
+        heads: h, queries per position, which share keys and values. Must divide ``dim_out``.
         intra_depth: u, over which keys and values are summed.
-        scope: r, odd: a query's position lambda sees r x r positions. None for a global layer.
-        feat_size: side or (H, W) of the map that a global layer is made for; only with ``scope=None``.
-        dilation: step between the positions that the scope sees.
-        position_bias: a learned k-vector in every lambda, as several public implementations have it. Not in the paper.
-        residual: add the input, as a plug-in layer of an existing network should. The values then start at zero, so
-            that the layer starts as the identity and trained weights around it keep their meaning.
-        norm_cfg: normalisation of queries and values; None (the default) is batch norm.
-        in_channels: another name of ``dim``, by which ``plugins=[...]`` of a host's ResNet passes it.
-        init_cfg: initialisation that comes after the paper's.
+        scope: r, odd: the position lambda of a query sees r x r positions. None for a global layer.
+        feat_size: Side or (H, W) of the map that a global layer is built for; only with ``scope=None``.
+        dilation: Step between the positions of the scope.
+        position_bias: Whether to add a learned k-vector to every lambda, as several public implementations do. Not in
+            the paper.
+        residual: Whether to add the input, as a plug-in layer of an existing network should. The values then start at
+            zero, so that the layer starts as the identity and trained weights around it keep their meaning.
+        norm_cfg: Config of the norm of queries and values. Defaults to batch norm.
+        in_channels: Alias of ``dim``, used by ``plugins=[...]`` of a host's ResNet.
+        init_cfg: Initialization applied after the paper's.
 
     Raises:
-        TypeError, ValueError: a value outside these choices, or widths that do not fit; weights of another scope.
+        TypeError: If a number is not an int.
+        ValueError: If a number is out of range, ``scope`` is even, ``heads`` does not divide ``dim_out``, or
+            ``residual`` is given with other output channels or with a norm without a weight.
 
     Attributes:
-        position_table (Parameter): the embeddings (u, k, r, r). ``layer.position_table = other.position_table`` shares
+        position_table (Parameter): The embeddings (u, k, r, r). ``layer.position_table = other.position_table`` shares
             them.
+
+    Examples:
+        >>> layer = LambdaLayer(64, scope=7)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
+        >>> layer = LambdaLayer(64, 128, scope=None, feat_size=14)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 128, 14, 14])
     """
 
     _abbr_ = 'lambda_layer'
@@ -75,11 +87,7 @@ class LambdaLayer(BaseModule):
         in_channels: int | None = None,
         init_cfg: dict | list | None = None,
     ) -> None:
-        if (dim is None) == (in_channels is None):
-            raise ValueError(f'give dim or in_channels, one of the two; got {dim!r} and {in_channels!r}')
-        name = 'in_channels' if dim is None else 'dim'
-        dim = in_channels if dim is None else dim
-        check_int(name, dim)
+        dim = resolve_dim(dim, in_channels)
         dim_out = dim if dim_out is None else dim_out
         numbers = dict(dim_out=dim_out, dim_key=dim_key, heads=heads, intra_depth=intra_depth, dilation=dilation)
         for name, number in numbers.items():
@@ -95,13 +103,13 @@ class LambdaLayer(BaseModule):
         self.dim, self.dim_out, self.dim_key = dim, dim_out, dim_key
         self.heads, self.intra_depth, self.dilation = heads, intra_depth, dilation
         self.scope, self.residual = scope, residual
-        # One convolution, because the input is read once: queries (h k), keys (u k), values (u v).
+        # One convolution, so that the input is read once: queries (h k), keys (u k), values (u v).
         self.widths = (heads * dim_key, intra_depth * dim_key, intra_depth * dim_out // heads)
         self.qkv_map = nn.Conv2d(dim, sum(self.widths), 1, bias=False)
         self.query_norm = build_norm(norm_cfg, self.widths[0])
         self.value_norm = build_norm(norm_cfg, self.widths[2])
         if residual and getattr(self.value_norm, 'weight', None) is None:
-            raise ValueError(f'residual needs a normalisation with a weight, got norm_cfg={norm_cfg!r}')
+            raise ValueError(f'residual needs a normalization with a weight, got norm_cfg={norm_cfg!r}')
         self.position_table = nn.Parameter(torch.empty(intra_depth, dim_key, *sides))
         self.position_bias = nn.Parameter(torch.zeros(dim_key)) if position_bias else None
         self.reset_parameters()
@@ -109,7 +117,7 @@ class LambdaLayer(BaseModule):
         self._register_load_state_dict_pre_hook(self._fit_position_table)
 
     def reset_parameters(self) -> None:
-        """The paper's initialisation: normal, std ``(k d)^-1/2`` (queries), ``d^-1/2`` (keys, values), 1 (table)."""
+        """Initialize as in the paper: normal, std ``(k d)^-1/2`` (queries), ``d^-1/2`` (keys, values), 1 (table)."""
         queries, *others = self.qkv_map.weight.split(self.widths)
         nn.init.normal_(queries, std=(self.dim_key * self.dim) ** -0.5)
         for weight in others:
@@ -121,21 +129,25 @@ class LambdaLayer(BaseModule):
             nn.init.zeros_(self.value_norm.weight)
 
     def init_weights(self) -> None:
-        """:meth:`reset_parameters`, then what ``init_cfg`` says."""
+        """Initialize by :meth:`reset_parameters`, then by ``init_cfg``."""
         self.reset_parameters()
         super().init_weights()
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Map (B, dim, H, W) -> (B, dim_out, H, W).
+        """Apply the lambdas of a map (B, dim, H, W) to its queries.
 
         Args:
-            x: the map. A batch of none, as of regions where nothing was found, gives one of none.
-            key_mask: bool (B, H, W), true where a position takes part in the content lambda; all by default.
+            x: The map. An empty batch, as for regions of an image without objects, returns an empty batch.
+            key_mask: Bool mask (B, H, W), true where a position takes part in the content lambda. All positions by
+                default.
+
+        Returns:
+            The map (B, dim_out, H, W).
 
         Raises:
-            TypeError: an input that is no floating-point tensor, a mask that is not bool.
-            ValueError: an input that is empty, no map, or of other channels; a mask of another shape, or without a
-                position for some sample.
+            TypeError: If ``x`` is not a floating-point tensor, or the mask is not bool.
+            ValueError: If ``x`` is not a map of ``dim`` channels, or the mask has another shape or leaves a sample
+                without a position.
         """
         check_map('x', x, self.dim, empty_batch=True)
         if not torch.jit.is_tracing() and x.shape[0] == 0:
@@ -153,6 +165,7 @@ class LambdaLayer(BaseModule):
         return out + x if self.residual else out
 
     def _fit_position_table(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Crop or zero-pad the table of a state dict to the size of a global layer."""
         table = state_dict.get(f'{prefix}position_table')
         own = self.position_table.shape
         if table is None or table.dim() != 4 or table.shape[2:] == own[2:]:
@@ -168,11 +181,25 @@ class LambdaLayer(BaseModule):
         return f'{self.dim}, {self.dim_out}, dim_key={self.dim_key}, heads={self.heads}, scope={self.scope}'
 
 
-def table_sides(scope: int | None, feat_size: int | Sequence[int] | None) -> tuple[int, int]:
-    """Sides of the position table of a local or a global layer.
+def resolve_dim(dim: int | None, in_channels: int | None) -> int:
+    """Return the channels of the input, given by one of its two names.
 
     Raises:
-        TypeError, ValueError: an even scope, a global layer without ``feat_size``, or a local one with it.
+        TypeError: If the number is not an int.
+        ValueError: If both or none are given, or the number is below 1.
+    """
+    if (dim is None) == (in_channels is None):
+        raise ValueError(f'give dim or in_channels, one of the two; got {dim!r} and {in_channels!r}')
+    check_int('in_channels' if dim is None else 'dim', in_channels if dim is None else dim)
+    return in_channels if dim is None else dim
+
+
+def table_sides(scope: int | None, feat_size: int | Sequence[int] | None) -> tuple[int, int]:
+    """Return the sides of the position table of a local or a global layer.
+
+    Raises:
+        TypeError: If ``scope`` or a side is not an int.
+        ValueError: If ``scope`` is even, a global layer has no ``feat_size``, or a local layer has one.
     """
     if scope is not None:
         check_int('scope', scope)

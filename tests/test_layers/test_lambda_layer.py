@@ -1,7 +1,5 @@
 """LambdaLayer: the layer against its definition and public layers, map sizes, weights, precision, misuse."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -18,8 +16,8 @@ def maps(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def randomise(layer, seed=0):
-    """Weights and statistics of which each one shows in the output; float64, evaluation."""
+def randomize(layer, seed=0):
+    """Set weights and statistics that all affect the output; float64, evaluation mode."""
     generator = torch.Generator().manual_seed(seed)
     layer.double().eval()
     for name, tensor in layer.state_dict().items():
@@ -31,7 +29,7 @@ def randomise(layer, seed=0):
 
 
 def numpy_layer(layer, x, mask=None):
-    """The layer in evaluation, one query at a time: projections, batch norm, and the sum of both lambdas."""
+    """Compute the layer in evaluation one query at a time: projections, batch norm, sum of both lambdas."""
     state = {name: value.numpy() for name, value in layer.state_dict().items()}
     x = x.numpy()
     batch, _, height, width = x.shape
@@ -41,15 +39,15 @@ def numpy_layer(layer, x, mask=None):
     table = state['position_table']
     radius = np.array(table.shape[2:]) // 2
 
-    def normalise(y, name):
+    def normalize(y, name):
         mean, var, weight, bias = (state[f'{name}.{s}'] for s in ('running_mean', 'running_var', 'weight', 'bias'))
         return (y - mean) / np.sqrt(var + 1e-5) * weight + bias
 
     columns = np.stack([x[:, :, i, j] for i, j in positions], 1)  # (B, n, d)
     maps = columns @ state['qkv_map.weight'][:, :, 0, 0].T
     queries, keys, values = np.split(maps, [heads * depth, (heads + intra) * depth], 2)
-    queries = normalise(queries, 'query_norm').reshape(batch, -1, heads, depth)
-    values = normalise(values, 'value_norm').reshape(batch, -1, intra, value_depth)
+    queries = normalize(queries, 'query_norm').reshape(batch, -1, heads, depth)
+    values = normalize(values, 'value_norm').reshape(batch, -1, intra, value_depth)
     weights = np.exp(keys.reshape(batch, -1, intra, depth))
     if mask is not None:
         weights = weights * mask.numpy().reshape(batch, -1, 1, 1)
@@ -81,7 +79,7 @@ class TestValues:
     @pytest.mark.parametrize('scope', [5, None], ids=['local', 'global'])
     def test_feature(self, intra_depth, heads, scope):
         sizes = dict(scope=scope, feat_size=None if scope else (5, 7))
-        layer = randomise(LambdaLayer(8, dim_key=3, heads=heads, intra_depth=intra_depth, **sizes))
+        layer = randomize(LambdaLayer(8, dim_key=3, heads=heads, intra_depth=intra_depth, **sizes))
         x = maps(2, 8, 5, 7)
         close(layer(x), numpy_layer(layer, x))
 
@@ -99,14 +97,14 @@ class TestValues:
         ids=str,
     )
     def test_options(self, kwargs):
-        layer = randomise(LambdaLayer(**{**dict(dim=8, dim_key=3, scope=5), **kwargs}))
+        layer = randomize(LambdaLayer(**{**dict(dim=8, dim_key=3, scope=5), **kwargs}))
         x = maps(2, 8, 6, 7)
         close(layer(x), numpy_layer(layer, x))
 
     @pytest.mark.parametrize('kwargs', [dict(scope=5), dict(scope=5, dilation=2), dict(scope=None, feat_size=6)])
     @pytest.mark.parametrize('size', [(1, 1), (1, 9), (3, 2), (7, 6), (11, 13)])
     def test_map_sizes(self, kwargs, size):
-        layer = randomise(LambdaLayer(4, dim_key=3, heads=2, **kwargs))
+        layer = randomize(LambdaLayer(4, dim_key=3, heads=2, **kwargs))
         x = maps(1, 4, *size)
         expected = numpy_layer(layer, x)
         close(layer(x), expected)
@@ -115,8 +113,8 @@ class TestValues:
 
     @pytest.mark.parametrize('kwargs', [dict(), dict(residual=True, position_bias=True, intra_depth=2)], ids=str)
     def test_mask(self, kwargs):
-        """Of the content lambda; the position lambda sees the padding as any other position."""
-        layer = randomise(LambdaLayer(8, dim_key=3, scope=3, **kwargs))
+        """The mask affects the content lambda; the position lambda sees the padding as any other position."""
+        layer = randomize(LambdaLayer(8, dim_key=3, scope=3, **kwargs))
         x, mask = maps(2, 8, 5, 7), torch.ones(2, 5, 7, dtype=torch.bool)
         close(layer(x, mask), layer(x))
         mask[0, 3:] = mask[1, :, 5:] = False
@@ -126,13 +124,6 @@ class TestValues:
         far = x.clone()
         far[0, :, 4:] += 7
         close(layer(far, mask)[0, :, :3], out[0, :, :3])
-
-    def test_default_arguments(self):
-        """Those of the paper: k = 16, h = 4, u = 1, 23 x 23."""
-        layer = LambdaLayer(32)
-        assert layer.position_table.shape == (1, 16, 23, 23)
-        assert (layer.heads, layer.intra_depth, layer.dim_out, layer.residual) == (4, 1, 32, False)
-        assert layer.position_bias is None
 
     @pytest.mark.parametrize(
         ('dim', 'dim_out', 'key', 'heads', 'intra', 'scope'),
@@ -146,36 +137,36 @@ class TestValues:
         for position_bias in (False, True):
             layer = LambdaLayer(dim, dim_out, key, heads, intra, scope, position_bias=position_bias)
             assert sum(p.numel() for p in layer.parameters()) == expected + position_bias * key
-        assert dim != 64 or expected == 14_768
-        assert dim != 512 or expected == 115_344
+        assert dim == 32 or expected == {64: 14_768, 512: 115_344}[dim]
+        assert dim == 32 or sum(p.numel() for p in LambdaLayer(dim).parameters()) == expected  # the paper's defaults
 
     @pytest.mark.parametrize('training', [False, True])
     def test_every_parameter_gets_a_gradient(self, training):
-        layer = randomise(LambdaLayer(8, dim_key=3, scope=5, intra_depth=2, position_bias=True)).train(training)
+        layer = randomize(LambdaLayer(8, dim_key=3, scope=5, intra_depth=2, position_bias=True)).train(training)
         layer(maps(2, 8, 12, 11)).square().sum().backward()
         for name, parameter in layer.named_parameters():
             assert parameter.grad.abs().sum() > 0, name
 
     def test_gradcheck(self):
-        layer = randomise(LambdaLayer(4, dim_key=2, heads=2, scope=3, residual=True)).train()
+        layer = randomize(LambdaLayer(4, dim_key=2, heads=2, scope=3, residual=True)).train()
         assert torch.autograd.gradcheck(layer, maps(2, 4, 3, 4).requires_grad_())
 
     def test_dynamo(self):
-        layer = randomise(LambdaLayer(8, dim_key=3, scope=5))
+        layer = randomize(LambdaLayer(8, dim_key=3, scope=5))
         x = maps(2, 8, 5, 7)
         close(torch.compile(layer, backend='aot_eager', fullgraph=True)(x), layer(x))
 
     @pytest.mark.parametrize('kwargs', [dict(scope=5), dict(scope=None, feat_size=6)], ids=str)
     def test_trace(self, kwargs):
-        """A traced layer serves other batches and sizes."""
-        layer = randomise(LambdaLayer(8, dim_key=3, **kwargs))
+        """A traced layer supports other batches and sizes."""
+        layer = randomize(LambdaLayer(8, dim_key=3, **kwargs))
         traced = torch.jit.trace(layer, maps(2, 8, 11, 12), check_trace=False)
         for shape in ((1, 8, 4, 9), (3, 8, 14, 13)):
             close(traced(maps(*shape)), layer(maps(*shape)))
 
 
 def equal_to(layer, other, x):
-    """Evaluation, training, gradients with respect to the input, and the statistics that training leaves."""
+    """Check outputs in evaluation and training, gradients of the input, and the statistics after training."""
     layer.query_norm.load_state_dict(other.norm_q.state_dict())
     layer.value_norm.load_state_dict(other.norm_v.state_dict())
     for training in (False, True):
@@ -196,7 +187,7 @@ class TestPublicLayers:
     @pytest.mark.parametrize('scope', [5, None], ids=['local', 'global'])
     def test_lambda_networks(self, dim_out, heads, intra, scope):
         sizes = dict(r=scope) if scope else dict(n=6)
-        other = randomise(LucidrainsLayer(8, dim_k=3, heads=heads, dim_out=dim_out, dim_u=intra, **sizes))
+        other = randomize(LucidrainsLayer(8, dim_k=3, heads=heads, dim_out=dim_out, dim_u=intra, **sizes))
         size = None if scope else 6
         layer = LambdaLayer(8, dim_out, 3, heads, intra, scope, size, position_bias=size is None).double()
         with torch.no_grad():
@@ -212,7 +203,7 @@ class TestPublicLayers:
     @pytest.mark.parametrize('scope', [5, None], ids=['local', 'global'])
     def test_timm(self, heads, scope):
         size = None if scope else (5, 9)
-        other = randomise(TimmLayer(8, num_heads=heads, dim_head=3, r=scope, feat_size=size))
+        other = randomize(TimmLayer(8, num_heads=heads, dim_head=3, r=scope, feat_size=size))
         layer = LambdaLayer(8, None, 3, heads, 1, scope, size, position_bias=size is None).double()
         with torch.no_grad():
             layer.qkv_map.weight.copy_(other.qkv.weight)
@@ -226,14 +217,14 @@ class TestPublicLayers:
 
 class TestGlobalTable:
     def pair(self, sizes, **kwargs):
-        """Two global layers of these sizes, of which the second has the weights of the first, by hand."""
-        layers = [randomise(LambdaLayer(8, dim_key=3, scope=None, feat_size=size, **kwargs)) for size in sizes]
+        """Return two global layers of these sizes; the second has the weights of the first, fitted by hand."""
+        layers = [randomize(LambdaLayer(8, dim_key=3, scope=None, feat_size=size, **kwargs)) for size in sizes]
         first, second = (layer.position_table.data for layer in layers)
         second.zero_()
-        centre = [side // 2 for side in second.shape[2:]]
+        center = [side // 2 for side in second.shape[2:]]
         for i in range(second.shape[2]):
             for j in range(second.shape[3]):
-                row, column = i - centre[0] + first.shape[2] // 2, j - centre[1] + first.shape[3] // 2
+                row, column = i - center[0] + first.shape[2] // 2, j - center[1] + first.shape[3] // 2
                 if 0 <= row < first.shape[2] and 0 <= column < first.shape[3]:
                     second[:, :, i, j] = first[:, :, row, column]
         state = {**layers[0].state_dict(), 'position_table': second.clone()}
@@ -249,7 +240,7 @@ class TestGlobalTable:
     @pytest.mark.parametrize('own', [(7, 9), (4, 6), (3, 12), (1, 1)])
     @pytest.mark.parametrize('other', [(5, 7), (9, 9)])
     def test_other_sizes(self, own, other):
-        """On a map of another size, as a layer for that size whose table is cropped, or extended by zeros."""
+        """On a map of another size, equal to a layer for that size whose table is cropped, or extended by zeros."""
         layer, fitted = self.pair((own, other), intra_depth=2)
         x = maps(2, 8, *other)
         close(layer(x), fitted(x))
@@ -272,7 +263,7 @@ class TestGlobalTable:
     def test_scope_of_another_layer(self):
         nested = nn.Sequential(nn.Identity(), LambdaLayer(8, scope=7))
         for other in (LambdaLayer(8, scope=5), LambdaLayer(8, scope=None, feat_size=3)):
-            with pytest.raises(ValueError, match=r'1.position_table has scope \(5, 5\), .*this layer has \(7, 7\)'):
+            with raises(ValueError, '1.position_table', (5, 5)):
                 nested.load_state_dict(nn.Sequential(nn.Identity(), other).state_dict())
         nested.load_state_dict(nn.Sequential(nn.Identity(), LambdaLayer(8, scope=None, feat_size=4)).state_dict())
 
@@ -281,7 +272,7 @@ class TestGlobalTable:
             LambdaLayer(8, scope=5).load_state_dict(LambdaLayer(8, scope=5, intra_depth=2).state_dict())
 
 
-class TestInitialisation:
+class TestInitialization:
     @pytest.mark.parametrize('again', [False, True], ids=['constructor', 'init_weights'])
     def test_statistics(self, again):
         """Normal; std (k d)^-1/2, d^-1/2, d^-1/2 of queries, keys and values, 1 of the table."""
@@ -301,18 +292,8 @@ class TestInitialisation:
         assert layer.position_bias.count_nonzero() == 0
         assert layer.qkv_map.bias is None
 
-    def test_reproducible(self):
-        states = []
-        for seed in (3, 3, 4):
-            layer = LambdaLayer(8, scope=5)
-            torch.manual_seed(seed)
-            layer.init_weights()
-            states.append(torch.cat([x.flatten() for x in layer.parameters()]))
-        assert torch.equal(states[0], states[1])
-        assert not torch.equal(states[0], states[2])
-
     def test_init_cfg(self):
-        """After the paper's, from the constructor on: of what it does not name, that stays."""
+        """Applied after the paper's, also in the constructor; other parameters keep the paper's."""
         layer = LambdaLayer(8, scope=5, init_cfg=dict(type='Constant', layer='Conv2d', val=0.25))
         assert (layer.qkv_map.weight == 0.25).all()
         assert 0.8 < layer.position_table.std() < 1.2
@@ -322,7 +303,7 @@ class TestInitialisation:
 
     @pytest.mark.parametrize('norm_cfg', [None, dict(type='GN', num_groups=2), dict(type='SyncBN')], ids=str)
     def test_residual(self, norm_cfg):
-        """The identity at first, with and without init_weights; its gain then learns."""
+        """The layer is the identity at first, with and without init_weights; its gain then learns."""
         layer = LambdaLayer(8, dim_key=4, scope=5, residual=True, norm_cfg=norm_cfg)
         x = maps(2, 8, 5, 7, dtype=torch.float32)
         if norm_cfg and norm_cfg['type'] == 'SyncBN':
@@ -348,48 +329,29 @@ class TestInitialisation:
             assert not norm.weight.requires_grad
 
 
-class TestSharedEmbeddings:
-    def layers(self):
-        layers = nn.Sequential(*(LambdaLayer(8, dim_key=3, scope=5) for _ in range(2)))
-        layers[1].position_table = layers[0].position_table
-        return randomise(layers)
-
-    def test_gradient_is_the_sum(self):
-        shared = self.layers()
-        names = [name for name, _ in shared.named_parameters() if 'position_table' in name]
-        assert names == ['0.position_table']
-        apart = nn.Sequential(*(LambdaLayer(8, dim_key=3, scope=5) for _ in range(2))).double().eval()
-        apart.load_state_dict(shared.state_dict())
-        x = maps(2, 8, 12, 11)
-        close(shared(x), apart(x))
-        for layers in (shared, apart):
-            layers(x).square().sum().backward()
-        expected = apart[0].position_table.grad + apart[1].position_table.grad
-        scale = expected.abs().max()
-        close(shared[0].position_table.grad / scale, expected / scale)
-
-    def test_copies(self):
-        shared = self.layers()
-        clone = copy.deepcopy(shared)
-        assert clone[0].position_table is clone[1].position_table is not shared[0].position_table
-        state = shared.state_dict()
-        assert torch.equal(state['0.position_table'], state['1.position_table'])
-        other = self.layers()
-        nn.init.zeros_(other[0].position_table)
-        other.load_state_dict(state)
-        assert other[0].position_table is other[1].position_table
-        x = maps(2, 8, 5, 7)
-        for each in (clone, other):
-            close(each(x), shared(x))
+def test_shared_table_gets_the_sum_of_the_gradients():
+    shared = nn.Sequential(*(LambdaLayer(8, dim_key=3, scope=5) for _ in range(2)))
+    shared[1].position_table = shared[0].position_table
+    randomize(shared)
+    assert [name for name, _ in shared.named_parameters() if 'position_table' in name] == ['0.position_table']
+    apart = nn.Sequential(*(LambdaLayer(8, dim_key=3, scope=5) for _ in range(2))).double().eval()
+    apart.load_state_dict(shared.state_dict())
+    x = maps(2, 8, 12, 11)
+    close(shared(x), apart(x))
+    for layers in (shared, apart):
+        layers(x).square().sum().backward()
+    expected = apart[0].position_table.grad + apart[1].position_table.grad
+    scale = expected.abs().max()
+    close(shared[0].position_table.grad / scale, expected / scale)
 
 
 class TestPrecision:
     @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
     def test_autocast(self, dtype):
-        """At initialisation, where the sums over 23 x 23 embeddings of N(0, 1) leave float16 little room."""
+        """At initialization, where the sums over 23 x 23 embeddings of N(0, 1) leave float16 little room."""
         torch.manual_seed(0)
-        layer = LambdaLayer(64)
-        x = maps(1, 64, 64, 64, dtype=torch.float32)
+        layer = LambdaLayer(32)
+        x = maps(1, 32, 40, 40, dtype=torch.float32)
         results = []
         for enabled in (False, True):
             layer.zero_grad()
@@ -428,7 +390,7 @@ class TestPlugin:
 
     def test_input_is_left_alone(self):
         for residual in (False, True):
-            layer = randomise(LambdaLayer(8, dim_key=3, scope=5, residual=residual))
+            layer = randomize(LambdaLayer(8, dim_key=3, scope=5, residual=residual))
             x = maps(2, 8, 5, 7)
             before = x.clone()
             expected = layer(x)
@@ -436,76 +398,41 @@ class TestPlugin:
             close(layer(x.contiguous(memory_format=torch.channels_last)), expected)
 
 
-BAD_VALUES = [
-    (dict(), 'give dim or in_channels, one of the two; got None and None'),
-    (dict(dim=8, in_channels=4), 'give dim or in_channels, one of the two; got 8 and 4'),
-    (dict(dim=0), 'dim must be at least 1, got 0'),
-    (dict(dim=8, dim_out=-4), 'dim_out must be at least 1, got -4'),
-    (dict(dim=8, dim_key=0), 'dim_key must be at least 1, got 0'),
-    (dict(dim=8, heads=0), 'heads must be at least 1, got 0'),
-    (dict(dim=8, intra_depth=0), 'intra_depth must be at least 1, got 0'),
-    (dict(dim=8, dilation=0), 'dilation must be at least 1, got 0'),
-    (dict(dim=10), 'heads must divide dim_out, got heads=4 and dim_out=10'),
-    (dict(dim=8, dim_out=6, heads=4), 'heads must divide dim_out, got heads=4 and dim_out=6'),
-    (dict(dim=8, dim_out=4, residual=True), 'residual needs dim_out == dim, got 4 and 8'),
-    (dict(dim=8, residual=True, norm_cfg=dict(type='BN', affine=False)), 'residual needs a normalisation with a w'),
-    (dict(dim=8, scope=4), r'scope must be odd \(or None for a global layer\), got 4'),
-    (dict(dim=8, scope=0), 'scope must be at least 1, got 0'),
-    (dict(dim=8, feat_size=7), r'feat_size must be None unless scope is None .*, got 7 and scope=23'),
-    (dict(dim=8, scope=None), r'feat_size must be given for a global layer .*; got None'),
-    (dict(dim=8, scope=None, feat_size=(3, 4, 5)), r'feat_size must be a side or \(H, W\), got \(3, 4, 5\)'),
-    (dict(dim=8, scope=None, feat_size=(3, 0)), 'feat_size must be at least 1, got 0'),
-]
-BAD_TYPES = [
-    (dict(dim='8'), "dim must be an int, got '8'"),
-    (dict(in_channels=8.0), 'in_channels must be an int, got 8.0'),
-    (dict(dim=8, dim_out=4.0), 'dim_out must be an int, got 4.0'),
-    (dict(dim=8, dim_key=None), 'dim_key must be an int, got None'),
-    (dict(dim=8, heads=True), 'heads must be an int, got True'),
-    (dict(dim=8, intra_depth='1'), "intra_depth must be an int, got '1'"),
-    (dict(dim=8, dilation=(1, 1)), r'dilation must be an int, got \(1, 1\)'),
-    (dict(dim=8, scope=(3, 3)), r'scope must be an int, got \(3, 3\)'),
-    (dict(dim=8, scope=None, feat_size=7.0), 'feat_size must be an int, got 7.0'),
-    (dict(dim=8, scope=None, feat_size=(7, '7')), "feat_size must be an int, got '7'"),
-    (dict(dim=8, scope=None, feat_size='77'), "feat_size must be an int, got '77'"),
-]
-
-
 @pytest.mark.parametrize(
-    ('error', 'kwargs', 'message'),
-    [(ValueError, *case) for case in BAD_VALUES] + [(TypeError, *case) for case in BAD_TYPES],
+    ('argument', 'value', 'kwargs'),
+    [
+        ('in_channels', None, dict()),
+        ('in_channels', 4, dict(dim=8, in_channels=4)),
+        ('heads', 4, dict(dim=10)),
+        ('heads', 4, dict(dim=8, dim_out=6)),
+        ('residual', 4, dict(dim=8, dim_out=4, residual=True)),
+        ('residual', dict(type='BN', affine=False), dict(dim=8, residual=True, norm_cfg=dict(type='BN', affine=False))),
+        ('scope', 4, dict(dim=8, scope=4)),
+        ('feat_size', 7, dict(dim=8, feat_size=7)),
+        ('feat_size', None, dict(dim=8, scope=None)),
+        ('feat_size', (3, 4, 5), dict(dim=8, scope=None, feat_size=(3, 4, 5))),
+    ],
 )
-def test_bad_arguments(error, kwargs, message):
-    with pytest.raises(error, match=message):
+def test_bad_combinations(argument, value, kwargs):
+    """tests/test_bad_values.py has the values that are wrong by themselves."""
+    with raises(ValueError, argument, value):
         LambdaLayer(**kwargs)
 
 
-def test_bad_input():
+def test_bad_mask():
     layer, x = LambdaLayer(8, scope=5), torch.randn(2, 8, 5, 7)
     mask = torch.ones(2, 5, 7, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r'x must have 8 channels, got shape \(2, 4, 5, 7\)'):
-        layer(x[:, :4])
-    with pytest.raises(ValueError, match=r'x must be a map .*got shape \(8, 5, 7\)'):
-        layer(x[0])
-    with pytest.raises(ValueError, match=r'no empty dimension, got shape \(2, 8, 0, 7\)'):
-        layer(x[:, :, :0])
-    with pytest.raises(TypeError, match='x must be a floating-point tensor, got torch.int64'):
-        layer(x.long())
-    with pytest.raises(TypeError, match='x must be a floating-point tensor, got ndarray'):
-        layer(x.numpy())
-    with pytest.raises(TypeError, match='key_mask must be a bool tensor, got torch.int64'):
-        layer(x, mask.long())
-    with pytest.raises(ValueError, match=r'key_mask must have shape \(2, 5, 7\), got \(1, 5, 7\)'):
+    with raises(ValueError, 'key_mask', (1, 5, 7)):
         layer(x, mask[:1])
     mask[1] = False
-    with pytest.raises(ValueError, match='key_mask must leave each sample at least one position'):
+    with raises(ValueError, 'key_mask'):
         layer(x, mask)
 
 
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('kwargs', [dict(), dict(dim_out=12), dict(residual=True), dict(position_bias=True)], ids=str)
 def test_no_map_in_the_batch(kwargs, training):
-    """No regions of interest: an empty output, gradients of zero, and statistics that stay; then as before."""
+    """An empty batch gives an empty output, gradients of zero, and unchanged statistics."""
     layer = LambdaLayer(8, dim_key=4, scope=5, **kwargs).train(training)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     x = torch.zeros(0, 8, 5, 7, requires_grad=True)

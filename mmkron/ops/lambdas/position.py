@@ -1,76 +1,37 @@
-"""Content and position lambdas, applied to the queries.
+"""Position lambda: definition, formulations, and the choice between them.
 
 Source: Bello, LambdaNetworks, ICLR 2021 (arXiv 2102.08602), section 3.
 
-A lambda is a k x v matrix that a context makes and that queries multiply. The content lambda is one for the whole map,
-``softmax(K)^T V``; the position lambda of query n is ``E_n^T V``, with embeddings that depend on offsets alone. Three
-formulations of the latter agree to rounding; :func:`choose_form` takes the one with the least estimated time:
+The position lambda of query n is the k x v matrix ``E_n^T V``, with embeddings E that depend on offsets alone. Three
+formulations of its product with the query agree to rounding; :func:`choose_form` selects one:
 
-====== ====================================================== ================= ====================================
-form   how                                                    multiply-adds     fastest
-====== ====================================================== ================= ====================================
-conv   a convolution of the values makes all lambdas          H W r^2 k v       few values, small scopes; in exports
-dense  coefficients of all pairs by a gathered table          (H W)^2 h (k + v) maps of up to 100 positions
-tiled  the same, of a tile of queries at a time, recomputed   H W M h (k + v)   most others, above all in training
-====== ====================================================== ================= ====================================
+====== ===================================================== ================= ====================================
+form   method                                                multiply-adds     fastest for
+====== ===================================================== ================= ====================================
+conv   a convolution of the values gives all lambdas         H W r^2 k v       few values, small scopes; exports
+dense  coefficients of all pairs from a gathered table       (H W)^2 h (k + v) maps of up to 100 positions
+tiled  coefficients of one tile of queries at a time,        H W M h (k + v)   most others, above all in training
+       recomputed in the backward pass
+====== ===================================================== ================= ====================================
 
-M is the window of a tile of t x t' queries, (r + t - 1) (r + t' - 1) less what the border cuts off.
+M is the window of a tile of t x t' queries, (r + t - 1) (r' + t' - 1) less what the border cuts off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmkron.ops.checks import check_device, check_floating
-from mmkron.ops.lambdas.heuristics import Problem, candidates, estimate
+from mmkron.ops.checks import check_device
+from mmkron.ops.lambdas.heuristics import Problem, fastest_form
+from mmkron.ops.lambdas.operands import check_operand, compute_dtype
 from mmkron.ops.lambdas.tiled import PositionLambdaTiles, choose_tile
 from mmkron.utils.checks import check_choice, check_int
 
 FORMS = ('conv', 'dense', 'tiled')
-
-
-def content_lambda(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """The content lambda, applied to every query: ``y = softmax(K) V^T`` summed over u, times q.
-
-    Args:
-        query: (B, h, k, H, W); a lattice of one dimension, (B, h, k, L), in all arguments alike.
-        key: (B, u, k, H', W'), normalised here by softmax over its positions.
-        value: (B, u, v, H', W').
-        key_mask: bool (B, H', W'), true where a position takes part, as those that are no padding of a batch; all of
-            them by default.
-
-    Returns:
-        (B, h, v, H, W).
-
-    Raises:
-        TypeError: inputs of other dtypes, or a mask that is not bool.
-        ValueError: shapes that do not fit, or a mask that leaves a sample without a position.
-    """
-    _check_operand('query', query, dims=(4, 5))
-    _check_operand('key', key, dims=(query.dim(),), like=query)
-    _check_fits('key', key, query, {2: 2})
-    content = content_matrix(key, value, key_mask)
-    with torch.autocast(query.device.type, enabled=False):
-        out = torch.matmul(content.transpose(1, 2)[:, None], query.flatten(3).to(content.dtype))
-    return out.reshape(*out.shape[:3], *query.shape[3:]).to(query.dtype)
-
-
-def content_matrix(key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """The content lambda itself, (B, k, v). Arguments and errors are those of :func:`content_lambda`."""
-    _check_operand('key', key, dims=(4, 5))
-    _check_operand('value', value, dims=(key.dim(),), like=key)
-    _check_fits('value', value, key, {1: 1, **{axis: axis for axis in range(3, key.dim())}})
-    dtype = compute_dtype(key)
-    with torch.autocast(key.device.type, enabled=False):
-        keys, values = key.flatten(3).to(dtype), value.flatten(3).to(dtype)
-        if key_mask is not None:
-            _check_mask(key_mask, key)
-            keys = keys.masked_fill(~key_mask.flatten(1)[:, None, None], torch.finfo(dtype).min)
-        return torch.matmul(torch.softmax(keys, 3), values.transpose(2, 3)).sum(1)
 
 
 def position_lambda(
@@ -82,89 +43,88 @@ def position_lambda(
     dilation: int = 1,
     form: str | None = None,
 ) -> Tensor:
-    """The position lambda of every query, applied to it: ``y_n = sum_m (q_n . E[m - n]) V_m``, summed over u.
+    """Apply the position lambda of every query to the query and return the outputs, not the lambdas.
 
-    Positions outside the map count as zero. A table of (2H - 1, 2W - 1) is a global scope; beyond it a table has no
-    effect, and on a larger map a global table is a local one. Gradients of first order only, except for the forms
-    ``conv`` and ``dense``. Half precision (float16) is computed in float32: with the paper's embeddings, N(0, 1), the
-    sums leave little of its range.
+    The output is ``y_n = sum_m (q_n . E[m - n]) V_m``, summed over u. Positions outside the map count as zero. A table
+    of (2H - 1, 2W - 1) is a global scope; entries beyond it have no effect, and on a larger map a global table is a
+    local one. The form ``tiled`` has gradients of first order only. Half precision (float16) is computed in float32:
+    with the paper's embeddings, N(0, 1), the sums come close to the limit of its range.
 
     Args:
-        query: (B, h, k, H, W); a lattice of one dimension, (B, h, k, L), in all arguments alike.
-        value: (B, u, v, H', W') where H is ``ceil(H' / stride)``.
-        table: embeddings (u, k, r, r') with odd r and r'; entry ``[.., i, j]`` is for the context at the offset
-            ``(i - r // 2, j - r' // 2)`` from the query. (u, k, r) on a lattice of one dimension.
-        content: a lambda (B, k, v) that all queries of a sample share and that is added to their own.
-        stride: step between queries, in positions of the value.
-        dilation: step between the positions that an offset of one stands for.
-        form: ``conv``, ``dense`` or ``tiled``; that of :func:`choose_form` by default. ``conv`` alone serves a stride
-            and a dilation that are both above 1.
+        query: Queries (B, h, k, H, W), or (B, h, k, L) on a one-dimensional lattice (then all arguments alike).
+        value: Values (B, u, v, H', W') where H is ``ceil(H' / stride)``.
+        table: Embeddings (u, k, r, r') with odd r and r'; entry ``[.., i, j]`` is for the context at the offset
+            ``(i - r // 2, j - r' // 2)`` from the query. (u, k, r) on a one-dimensional lattice.
+        content: Lambda (B, k, v) that all queries of a sample share, added to their own.
+        stride: Step between queries, in positions of the value.
+        dilation: Step between neighboring entries of the table, in positions of the value.
+        form: ``conv``, ``dense`` or ``tiled``; the form of :func:`choose_form` by default. Only ``conv`` supports a
+            stride and a dilation that are both above 1.
 
     Returns:
-        (B, h, v, H, W).
+        Outputs (B, h, v, H, W).
 
     Raises:
-        TypeError: inputs of other dtypes.
-        ValueError: shapes that do not fit, an even scope, or an unknown form.
-    """
-    check_int('stride', stride)
-    check_int('dilation', dilation)
-    if form is not None:
-        check_choice('form', form, FORMS)
-    if form in ('dense', 'tiled') and stride > 1 and dilation > 1:
-        raise ValueError(f"form must be 'conv' where stride and dilation are above 1, got {stride} and {dilation}")
-    _check_operand('query', query, dims=(4, 5))
-    _check_operand('value', value, dims=(query.dim(),), like=query)
-    _check_table(query, value, table, stride)
-    if content is not None:
-        _check_operand('content', content, dims=(3,))
-        check_device('content', content, query)
-        shape = (query.shape[0], query.shape[2], value.shape[2])
-        if not torch.jit.is_tracing() and tuple(content.shape) != shape:
-            raise ValueError(f'content must have shape (B, k, v) = {shape}, got {tuple(content.shape)}')
-    if query.dim() == 4:
-        out = position_lambda(
-            query[..., None, :], value[..., None, :], table[..., None, :], content, stride, dilation, form
-        )
-        return out[..., 0, :]
+        TypeError: If the dtypes of query and value differ, or an operand is not a floating-point tensor.
+        ValueError: If shapes do not fit, a side of the scope is even, or the form is unknown.
 
-    steps = (dilation, dilation)
+    Examples:
+        >>> query, value = torch.randn(2, 4, 16, 14, 14), torch.randn(2, 1, 32, 14, 14)
+        >>> table = torch.randn(1, 16, 23, 23)
+        >>> position_lambda(query, value, table).shape
+        torch.Size([2, 4, 32, 14, 14])
+    """
+    _check_steps(stride, dilation, form)
+    _check_operands(query, value, table, content, stride)
+    if query.dim() == 4:
+        line = (x[..., None, :] for x in (query, value, table))
+        return position_lambda(*line, content, stride, dilation, form)[..., 0, :]
+    dilations = (dilation, dilation)
     # Exported graphs keep their sizes free, on which this depends.
     if dilation > 1 and not (torch.jit.is_tracing() or torch.compiler.is_compiling()):
-        steps = dilation_steps(value.shape[3:], dilation)
+        dilations = dilation_steps(value.shape[3:], dilation)
         table = reachable(table, value.shape[3:], dilation)
     form = choose_form(query, value, table, stride, dilation) if form is None else form
     dtype = compute_dtype(query)
     with torch.autocast(query.device.type, enabled=False):
         operands = [x if x is None else x.to(dtype) for x in (query, value, table, content)]
-        return _FUNCTIONS[form](*operands, stride, steps).to(query.dtype)
+        return _FUNCTIONS[form](*operands, stride, dilations).to(query.dtype)
 
 
 def choose_form(query: Tensor, value: Tensor, table: Tensor, stride: int = 1, dilation: int = 1) -> str:
-    """``conv``, ``dense`` or ``tiled``: of those that fit in memory, the one of the least estimated time."""
+    """Return ``conv``, ``dense`` or ``tiled``: the form expected to be fastest among those that fit in memory."""
     # Exported graphs keep their sizes free, and compilers know a convolution.
     if torch.jit.is_tracing() or torch.compiler.is_compiling() or (stride > 1 and dilation > 1):
         return 'conv'
     # The phases of a dilation are samples.
     steps = dilation_steps(value.shape[3:], dilation)
-    size = tuple(-(-side // step) for side, step in zip(value.shape[3:], steps))
-    heads, depth, intra, width = query.shape[1], query.shape[2], value.shape[1], value.shape[2]
-    batch = value.shape[0] * steps[0] * steps[1]
-    problem = Problem(batch, heads, depth, width, intra, size, tuple(table.shape[2:]), stride)
+    problem = Problem(
+        batch=value.shape[0] * steps[0] * steps[1],
+        heads=query.shape[1],
+        depth=query.shape[2],
+        width=value.shape[2],
+        intra=value.shape[1],
+        size=tuple(-(-side // step) for side, step in zip(value.shape[3:], steps)),
+        scope=tuple(table.shape[2:]),
+        stride=stride,
+    )
     backward = torch.is_grad_enabled() and any(x.requires_grad for x in (query, value, table))
-    return min(candidates(problem), key=lambda form: estimate(form, problem, backward))
+    return fastest_form(problem, backward)
 
 
 def position_lambda_conv(
     query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
-    """The definition of :func:`position_lambda`: a convolution of the values makes the lambdas, with u input and k
-    output channels, the same for each of the v channels."""
+    """Compute :func:`position_lambda` by its definition.
+
+    A convolution of the values gives the lambdas, with u input and k output channels, the same for each of the v
+    channels.
+    """
     batch, intra, width, *size = value.shape
     maps = value.transpose(1, 2).reshape(batch * width, intra, *size)
     padding = [step * (side // 2) for step, side in zip(dilation, table.shape[2:])]
     lambdas = F.conv2d(maps, table.transpose(0, 1), stride=stride, padding=padding, dilation=dilation)
-    lambdas = lambdas.reshape(batch, width, *lambdas.shape[1:])
+    lambdas = lambdas.reshape(batch, width, *lambdas.shape[1:])  # (B, v, k, H, W)
     if content is not None:
         lambdas = lambdas.add_(content.transpose(1, 2)[..., None, None])
     return torch.stack([(lambdas * head[:, None]).sum(2) for head in query.unbind(1)], 1)
@@ -173,21 +133,22 @@ def position_lambda_conv(
 def position_lambda_dense(
     query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
-    """:func:`position_lambda` with the embeddings of all pairs, (n, k, u m), in memory."""
+    """Compute :func:`position_lambda` with the embeddings of all pairs, (n, k, u m), in memory."""
     if dilation != (1, 1):
         return _by_phase(position_lambda_dense, query, value, table, content, dilation)
     batch, heads, depth, *size = query.shape
-    # Both tables and values reversed: the embeddings of all pairs are then windows that move with the query.
+    # With table and values reversed, the embeddings of all pairs are windows that move with the query.
     pad = []
     for axis in (4, 3):
         length, radius = value.shape[axis], table.shape[axis - 1] // 2
         pad += [length - 1 - radius, stride * (query.shape[axis] - 1) - radius]
     table = F.pad(table.flip(2, 3), pad).unfold(2, value.shape[3], stride).unfold(3, value.shape[4], stride)
     pairs = table.permute(2, 3, 1, 0, 4, 5).reshape(size[0] * size[1], depth, -1)
+    # (n, h B, k) x (n, k, u m) -> (n, h B, u m)
     coefficients = torch.bmm(query.permute(3, 4, 1, 0, 2).reshape(len(pairs), heads * batch, depth), pairs)
     coefficients = coefficients.view(-1, batch, pairs.shape[2]).transpose(0, 1)  # (B, n h, u m)
     values = value.flip(3, 4).transpose(1, 2).flatten(2)
-    out = torch.bmm(values, coefficients.transpose(1, 2))
+    out = torch.bmm(values, coefficients.transpose(1, 2))  # (B, v, u m) x (B, u m, n h) -> (B, v, n h)
     out = out.view(batch, -1, *size, heads).permute(0, 4, 1, 2, 3)
     if content is not None:
         out = out + torch.matmul(content.transpose(1, 2)[:, None], query.flatten(3)).view(out.shape)
@@ -197,7 +158,7 @@ def position_lambda_dense(
 def position_lambda_tiled(
     query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int, dilation: tuple[int, int]
 ) -> Tensor:
-    """:func:`position_lambda` by :class:`mmkron.ops.lambdas.tiled.PositionLambdaTiles`."""
+    """Compute :func:`position_lambda` by :class:`mmkron.ops.lambdas.tiled.PositionLambdaTiles`."""
     if dilation != (1, 1):
         return _by_phase(position_lambda_tiled, query, value, table, content, dilation)
     size = tuple(value.shape[3:])
@@ -209,7 +170,7 @@ _FUNCTIONS = {'conv': position_lambda_conv, 'dense': position_lambda_dense, 'til
 
 
 def reachable(table: Tensor, size: Sequence[int], dilation: int = 1) -> Tensor:
-    """Return the centre of a table: the offsets that lead from one position of a map (H, W) to another."""
+    """Return the center of a table: the offsets between two positions of a map (H, W)."""
     pad = [min(0, (length - 1) // dilation - side // 2) for side, length in zip(table.shape[2:], size)]
     return F.pad(table, (pad[1], pad[1], pad[0], pad[0])) if any(pad) else table
 
@@ -220,8 +181,18 @@ def dilation_steps(size: Sequence[int], dilation: int) -> tuple[int, int]:
     return height, width
 
 
-def _by_phase(function, query, value, table, content, dilation: tuple[int, int]) -> Tensor:
-    """A dilated scope sees positions of one phase only, so the phases are samples of a problem without dilation."""
+def _by_phase(
+    function: Callable[..., Tensor],
+    query: Tensor,
+    value: Tensor,
+    table: Tensor,
+    content: Tensor | None,
+    dilation: tuple[int, int],
+) -> Tensor:
+    """Compute a dilated position lambda phase by phase.
+
+    A dilated scope sees positions of one phase only, so the phases are samples of a problem without dilation.
+    """
     (height, width), (down, right) = value.shape[3:], dilation
     pad = (0, -width % right, 0, -height % down)
 
@@ -236,39 +207,21 @@ def _by_phase(function, query, value, table, content, dilation: tuple[int, int])
     return out.flatten(5, 6).flatten(3, 4)[..., :height, :width]
 
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """What lambdas of ``x`` are computed in: float32 for float16, which their sums may overflow."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    if x.dtype == torch.float64:
-        return x.dtype
-    return torch.float32 if dtype == torch.float16 else dtype
+def _check_steps(stride: int, dilation: int, form: str | None) -> None:
+    check_int('stride', stride)
+    check_int('dilation', dilation)
+    if form is not None:
+        check_choice('form', form, FORMS)
+    if form in ('dense', 'tiled') and stride > 1 and dilation > 1:
+        raise ValueError(f"form must be 'conv' where stride and dilation are above 1, got {stride} and {dilation}")
 
 
-def _check_operand(name: str, x: Tensor, dims: tuple[int, ...], like: Tensor | None = None) -> None:
+def _check_operands(query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, stride: int) -> None:
     if torch.jit.is_tracing():
         return
-    check_floating(name, x)
-    if x.dim() not in dims or 0 in x.shape:
-        allowed = ' or '.join(str(n) for n in dims)
-        raise ValueError(f'{name} must have {allowed} dimensions, none of them empty, got shape {tuple(x.shape)}')
-    if like is not None and x.dtype != like.dtype:
-        raise TypeError(f'{name} must be of type {like.dtype}, got {x.dtype}')
-    if like is not None and x.shape[0] != like.shape[0]:
-        raise ValueError(f'{name} must have batch size {like.shape[0]}, got shape {tuple(x.shape)}')
-    if like is not None:
-        check_device(name, x, like)
-
-
-def _check_fits(name: str, x: Tensor, other: Tensor, axes: dict[int, int]) -> None:
-    if not torch.jit.is_tracing() and any(x.shape[a] != other.shape[b] for a, b in axes.items()):
-        raise ValueError(f'{name} does not fit: shapes {tuple(x.shape)} and {tuple(other.shape)}')
-
-
-def _check_table(query: Tensor, value: Tensor, table: Tensor, stride: int) -> None:
-    if torch.jit.is_tracing():
-        return
-    _check_operand('table', table, dims=(query.dim() - 1,))
+    check_operand('query', query, dims=(4, 5))
+    check_operand('value', value, dims=(query.dim(),), like=query)
+    check_operand('table', table, dims=(query.dim() - 1,))
     check_device('table', table, query)
     if table.shape[:2] != (value.shape[1], query.shape[2]):
         raise ValueError(
@@ -283,16 +236,9 @@ def _check_table(query: Tensor, value: Tensor, table: Tensor, stride: int) -> No
             f'query must have the positions {size} (value {tuple(value.shape[3:])} at stride {stride}), '
             f'got {tuple(query.shape[3:])}'
         )
-
-
-def _check_mask(key_mask: Tensor, key: Tensor) -> None:
-    if torch.jit.is_tracing():
-        return
-    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
-        raise TypeError(f'key_mask must be a bool tensor, got {getattr(key_mask, "dtype", type(key_mask).__name__)}')
-    check_device('key_mask', key_mask, key)
-    shape = (key.shape[0], *key.shape[3:])
-    if tuple(key_mask.shape) != shape:
-        raise ValueError(f'key_mask must have shape {shape}, got {tuple(key_mask.shape)}')
-    if not bool(key_mask.flatten(1).any(1).all()):
-        raise ValueError('key_mask must leave each sample at least one position')
+    if content is not None:
+        check_operand('content', content, dims=(3,))
+        check_device('content', content, query)
+        shape = (query.shape[0], query.shape[2], value.shape[2])
+        if tuple(content.shape) != shape:
+            raise ValueError(f'content must have shape (B, k, v) = {shape}, got {tuple(content.shape)}')

@@ -1,13 +1,27 @@
-"""The reordered position lambda, tile by tile: the fast form of :func:`mmkron.ops.position_lambda`.
+"""Tiled position lambda: the fast formulation of :func:`mmkron.ops.position_lambda`.
 
-Instead of the k x v lambda of a query n, which costs ``m k v`` for the m positions of its scope, it makes the h
-coefficients of the query to each position, ``A[h, n, m] = q[h, n] . E[m - n]``, and sums the values with them, which
-costs ``m h (k + v)``. The queries of a tile share a window of the map, so both steps are matrix products, and m is that
-window: somewhat more than the scope, less what the border cuts off. The coefficients exist for one tile at a time,
-forward and backward; nothing of the size of a lambda for each query, or of a table over all pairs, is stored.
+Instead of the k x v lambda of a query n, which costs ``m k v`` for the m positions of its scope, the tiles compute the
+coefficients of its h heads for each position, ``A[h, n, m] = q[h, n] . E[m - n]``, and sum the values with them, which
+costs ``m h (k + v)``. The queries of a tile share a window of the map, so both steps are matrix products, and m is the
+size of that window: somewhat more than the scope, less what the border cuts off. The coefficients exist for one tile at
+a time, forward and backward; nothing of the size of a lambda per query, or of a table over all pairs, is stored.
 
-The embeddings that a tile needs depend on offsets alone. One Toeplitz table serves all tiles of a column of tiles; what
-a border cuts off is a slice of its rows.
+Frames of coordinates: queries, map and table. Here the rows for a tile of 2 queries, stride 1 and radius 2::
+
+    map rows (values)                      table rows (embeddings, reversed)     read by query 0   query 1
+                                             0  zeros (pad)   <- table_start           |
+    map_start     +------+  --.              1  offset +2                              |              |
+                  |      |    |              2  offset +1                              |              |
+    query_start   |######|    | window       3  offset  0                              |              |
+                  |######|    | of the       4  offset -1                              |              |
+    query_stop    |      |    | tile         5  offset -2                              |              |
+                  |      |    |              6  zeros (pad)                                           |
+    map_stop      +------+  --'
+
+Values and embeddings are reversed: from the last map row to the first, query 0 reads the table from ``table_start`` and
+each next query ``stride`` rows further. So the table of a tile, (query, k, window), is a strided (Toeplitz) view of the
+embeddings. It depends on offsets alone: all tiles of a column share it, and a tile whose window the border cuts off
+reads a slice of its rows.
 """
 
 from __future__ import annotations
@@ -19,25 +33,33 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Fastest on a CPU; no GPU was measured. Coefficients that are held at a time: what the caches hold.
+# Tuned on a CPU; no GPU was measured. Coefficients computed at a time, so that they stay in the caches.
 CHUNK_COEFFICIENTS = 2**20
-# At most these rows and positions has a tile of queries, more of the latter where one tile then has all columns.
+# Largest number of rows and of positions of a tile of queries; tiles that span all columns may have WHOLE_POSITIONS.
 TILE_ROWS = 4
 TILE_POSITIONS = 40
 WHOLE_POSITIONS = 56
 
 
 class Span(NamedTuple):
-    """Queries ``start:stop`` of an axis and the positions ``low:high`` of the map that they see."""
+    """Queries of a tile along one axis, ``query_start:query_stop``, and the window of the map that they see."""
 
-    start: int
-    stop: int
-    low: int
-    high: int
+    query_start: int
+    query_stop: int
+    map_start: int
+    map_stop: int
+
+    @property
+    def num_queries(self) -> int:
+        return self.query_stop - self.query_start
+
+    @property
+    def window(self) -> int:
+        return self.map_stop - self.map_start
 
 
 class Geometry(NamedTuple):
-    """Sizes of the problem: map, scope, tile of queries (height, width each), and the queries' stride."""
+    """Sizes of map, scope and tile of queries (height and width each), and the stride of the queries."""
 
     size: tuple[int, int]
     scope: tuple[int, int]
@@ -45,123 +67,133 @@ class Geometry(NamedTuple):
     stride: int
 
     def spans(self, axis: int) -> list[Span]:
-        """The tiles along an axis."""
+        """Return the tiles along an axis."""
         size, radius, tile = self.size[axis], self.scope[axis] // 2, self.tile[axis]
-        queries = -(-size // self.stride)
+        num_queries = -(-size // self.stride)
         spans = []
-        for start in range(0, queries, tile):
-            stop = min(start + tile, queries)
-            low, high = start * self.stride - radius, (stop - 1) * self.stride + radius + 1
-            spans.append(Span(start, stop, max(0, low), min(size, high)))
+        for start in range(0, num_queries, tile):
+            stop = min(start + tile, num_queries)
+            first, last = start * self.stride - radius, (stop - 1) * self.stride + radius
+            spans.append(Span(start, stop, max(0, first), min(size, last + 1)))
         return spans
 
-    def window(self) -> int:
-        """Positions that a tile sees at most."""
-        rows, columns = (max(span.high - span.low for span in self.spans(axis)) for axis in (0, 1))
+    def max_window(self) -> int:
+        """Return the number of positions in the largest window of a tile."""
+        rows, columns = (max(span.window for span in self.spans(axis)) for axis in (0, 1))
         return rows * columns
 
-    def first(self, axis: int, span: Span) -> int:
-        """Where the reversed window of a tile's first query begins in the embeddings, padded as in :meth:`pad`."""
-        return self.scope[axis] // 2 - (span.high - 1 - span.start * self.stride) + self.pad(axis)
-
     def pad(self, axis: int) -> int:
-        """Zeros on both sides of the embeddings, so that the windows of all queries of a tile lie in them."""
+        """Return the zeros on each side of the embeddings that keep the windows of all queries of a tile inside."""
         return (self.tile[axis] - 1) * self.stride
+
+    def table_start(self, axis: int, span: Span) -> int:
+        """Return where the reversed window of a tile's first query begins in the padded embeddings."""
+        first_query = span.query_start * self.stride
+        return self.pad(axis) + self.scope[axis] // 2 - (span.map_stop - 1 - first_query)
 
 
 def choose_tile(size: tuple[int, int], stride: int = 1) -> tuple[int, int]:
-    """Height and width of the tiles of queries for a map of values (H, W): a few rows, and columns of equal shares."""
+    """Return height and width of the tiles for a map (H, W): a few rows, and equal shares of the columns."""
     rows, columns = (-(-side // stride) for side in size)
     height = min(rows, TILE_ROWS)
     count = 1 if height * columns <= WHOLE_POSITIONS else -(-height * columns // TILE_POSITIONS)
     return height, -(-columns // count)
 
 
-class Band:
-    """A column of tiles: the embeddings and the values that its tiles share.
-
-    The windows are reversed along both axes. So all steps into the embeddings are positive, and the Toeplitz table is
-    made of windows that move over them.
+class TileColumn:
+    """Table and values that the tiles of one column share.
 
     Args:
-        columns: its span along the width.
-        value: (B, v, H, W).
-        table: the embeddings (k, rh, rw).
-        geometry: the sizes.
+        columns: Span of the tiles along the width.
+        value: Values (B, v, H, W).
+        table: Embeddings (k, r, r').
+        geometry: Sizes of the problem.
+
+    Attributes:
+        table (Tensor): (tile height, tile width, k, table rows, window width), reversed.
+        values (Tensor): (B, v, H, window width), reversed.
     """
 
     def __init__(self, columns: Span, value: Tensor, table: Tensor, geometry: Geometry) -> None:
         self.columns, self.geometry = columns, geometry
         rows = geometry.spans(0)
-        firsts = [geometry.first(0, span) for span in rows]
-        self.first_row = min(firsts)
-        self.height = max(first + span.high - span.low for first, span in zip(firsts, rows)) - self.first_row
-        padded = self._pad(table.flip(1, 2))
-        self.table = self._toeplitz(padded).contiguous()  # (gh, gw, k, height, width of the window)
-        self.values = value[..., columns.low : columns.high].flip(2, 3)  # (B, v, H, width of the window)
+        table_starts = [geometry.table_start(0, span) for span in rows]
+        self.table_row = min(table_starts)  # first row of the padded embeddings that any tile reads
+        self.table_rows = max(start + span.window for start, span in zip(table_starts, rows)) - self.table_row
+        self.table = self._toeplitz(table.flip(1, 2)).contiguous()
+        self.values = value[..., columns.map_start : columns.map_stop].flip(2, 3)
 
-    def _pad(self, table: Tensor) -> Tensor:
-        rows, columns = (self.geometry.pad(axis) for axis in (0, 1))
-        return F.pad(table, (columns, columns, rows, rows))
-
-    def _toeplitz(self, padded: Tensor) -> Tensor:
-        columns, step = self.columns, self.geometry.stride
-        # Along each axis: where the first query's window begins, how long a window is, how many queries there are.
+    def _toeplitz(self, table: Tensor) -> Tensor:
+        """Return the windows of all queries of a tile on the reversed embeddings, (tile, tile, k, rows, columns)."""
+        pad_rows, pad_columns = self.geometry.pad(0), self.geometry.pad(1)
+        windows = F.pad(table, (pad_columns, pad_columns, pad_rows, pad_rows))
+        stride, columns = self.geometry.stride, self.columns
+        # Start of the first query's window, length of a window, number of queries.
         axes = (
-            (self.first_row, self.height, self.geometry.tile[0]),
-            (self.geometry.first(1, columns), columns.high - columns.low, columns.stop - columns.start),
+            (self.table_row, self.table_rows, self.geometry.tile[0]),
+            (self.geometry.table_start(1, columns), columns.window, columns.num_queries),
         )
-        for axis, (first, length, count) in enumerate(axes, 1):
-            padded = padded.narrow(axis, first, length + step * (count - 1)).unfold(axis, length, step)
-        return padded.permute(1, 2, 0, 3, 4)
+        for axis, (start, length, count) in enumerate(axes, 1):
+            windows = windows.narrow(axis, start, length + stride * (count - 1)).unfold(axis, length, stride)
+        return windows.permute(1, 2, 0, 3, 4)
 
-    def window(self, rows: Span) -> tuple[slice, slice]:
-        """Rows of the table and of the values that a tile reads."""
-        height = rows.high - rows.low
-        first = self.geometry.first(0, rows) - self.first_row
-        return slice(first, first + height), slice(self.values.shape[2] - rows.high, self.values.shape[2] - rows.low)
+    def window_rows(self, rows: Span) -> tuple[slice, slice]:
+        """Return the rows of ``table`` and of ``values`` that a tile reads."""
+        table_row = self.geometry.table_start(0, rows) - self.table_row
+        height = self.values.shape[2]
+        return slice(table_row, table_row + rows.window), slice(height - rows.map_stop, height - rows.map_start)
 
     def fold(self, grad: Tensor) -> Tensor:
-        """The gradient of the table summed to that of the embeddings."""
-        step, (height, width) = self.geometry.stride, self.geometry.scope
+        """Sum the gradient of ``table`` to the gradient of the embeddings, (k, r, r')."""
+        tile_height, tile_width, depth, rows, window = grad.shape
+        stride, (height, width) = self.geometry.stride, self.geometry.scope
         pad_rows, pad_columns = self.geometry.pad(0), self.geometry.pad(1)
-        begin = self.geometry.first(1, self.columns)
-        across = grad.new_zeros(grad.shape[0], *grad.shape[2:4], width + 2 * pad_columns)
-        for x in range(grad.shape[1]):
-            across[..., begin + step * x : begin + step * x + grad.shape[4]] += grad[:, x]
-        total = grad.new_zeros(grad.shape[2], height + 2 * pad_rows, across.shape[3])
-        for y in range(grad.shape[0]):
-            begin = self.first_row + step * y
-            total[:, begin : begin + grad.shape[3]] += across[y]
+        table_column = self.geometry.table_start(1, self.columns)
+        by_row = grad.new_zeros(tile_height, depth, rows, width + 2 * pad_columns)
+        for x in range(tile_width):
+            start = table_column + stride * x
+            by_row[..., start : start + window] += grad[:, x]
+        total = grad.new_zeros(depth, height + 2 * pad_rows, by_row.shape[3])
+        for y in range(tile_height):
+            start = self.table_row + stride * y
+            total[:, start : start + rows] += by_row[y]
         return total[:, pad_rows : pad_rows + height, pad_columns : pad_columns + width].flip(1, 2)
 
 
-class Part:
-    """One tile of queries for some samples: the operands of its matrix products.
+class QueryTile:
+    """Operands of the matrix products of one tile: T queries of b samples and the M positions of its window.
+
+    Args:
+        query: Queries of the whole map, (B, H, W, h, k).
+        column: Column of the tile.
+        rows: Span of the tile along the height.
+        samples: Samples to compute.
 
     Attributes:
-        queries: (T, h b, k).
-        table: (T, k, M).
-        values: (b, v, M).
+        queries (Tensor): (T, h b, k).
+        table (Tensor): (T, k, M).
+        values (Tensor): (b, v, M).
     """
 
-    def __init__(self, query: Tensor, band: Band, rows: Span, samples: slice) -> None:
-        columns = band.columns
-        self.index = (samples, slice(rows.start, rows.stop), slice(columns.start, columns.stop))
-        tile = query[self.index]
-        self.samples, self.height, self.width, self.heads = tile.shape[:4]
-        self.table_index = (slice(0, self.height), slice(None), slice(None), band.window(rows)[0])
-        self.value_index = (samples, slice(None), band.window(rows)[1])
-        self.queries = tile.permute(1, 2, 3, 0, 4).reshape(self.height * self.width, -1, tile.shape[4])
-        self.table = band.table[self.table_index].flatten(3).flatten(0, 1)
-        self.values = band.values[self.value_index].flatten(2)
+    def __init__(self, query: Tensor, column: TileColumn, rows: Span, samples: slice) -> None:
+        columns, (table_rows, value_rows) = column.columns, column.window_rows(rows)
+        self.query_rows = slice(rows.query_start, rows.query_stop)
+        self.query_columns = slice(columns.query_start, columns.query_stop)
+        self.query_index = (samples, self.query_rows, self.query_columns)
+        self.table_index = (slice(0, rows.num_queries), slice(None), slice(None), table_rows)
+        self.value_index = (samples, slice(None), value_rows)
+        tile = query[self.query_index]
+        self.num_samples, self.height, self.width, self.heads, depth = tile.shape
+        self.queries = tile.permute(1, 2, 3, 0, 4).reshape(self.height * self.width, -1, depth)
+        self.table = column.table[self.table_index].flatten(3).flatten(0, 1)
+        self.values = column.values[self.value_index].flatten(2)
 
     def coefficients(self, buffer: Tensor) -> Tensor:
-        """(b, T h, M), in memory of ``buffer``."""
-        shape = (len(self.queries), self.heads * self.samples, self.table.shape[2])
-        out = buffer[: shape[0] * shape[1] * shape[2]].view(shape)
-        torch.bmm(self.queries, self.table, out=out)
-        return out.view(-1, self.samples, shape[2]).transpose(0, 1)
+        """Return the coefficients (b, T h, M), computed in the memory of ``buffer``."""
+        num_queries, rows, window = len(self.queries), self.heads * self.num_samples, self.table.shape[2]
+        out = buffer[: num_queries * rows * window].view(num_queries, rows, window)
+        torch.bmm(self.queries, self.table, out=out)  # (T, h b, k) x (T, k, M) -> (T, h b, M)
+        return out.view(-1, self.num_samples, window).transpose(0, 1)
 
 
 class PositionLambdaTiles(torch.autograd.Function):
@@ -180,111 +212,116 @@ class PositionLambdaTiles(torch.autograd.Function):
         ctx.save_for_backward(query, value, table, content)
         geometry = ctx.geometry = Geometry(tuple(value.shape[3:]), tuple(table.shape[2:]), tile, stride)
         batch, heads, _, *size = query.shape
-        width = value.shape[2]
         query = positions_first(query)
-        out = query.new_empty(batch, heads, width, *size)
-        samples, buffer = _chunks(query, geometry)
-        for depth in range(table.shape[0]):
+        out = query.new_empty(batch, heads, value.shape[2], *size)
+        chunks, buffer = split_batch(query, geometry)
+        for u in range(table.shape[0]):
             for columns in geometry.spans(1):
-                band = (columns, value[:, depth], table[depth], geometry)
-                _add_band(Band(*band), query, out, samples, buffer, content if depth == 0 else None, depth > 0)
+                column = TileColumn(columns, value[:, u], table[u], geometry)
+                _forward_column(column, query, out, chunks, buffer, content if u == 0 else None, accumulate=u > 0)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Half precision is cast outside; within autocast a backward pass would do so again.
+        # Half precision is cast outside; a backward pass under autocast would cast again.
         with torch.autocast(grad.device.type, enabled=False):
-            return *_differentiate(*ctx.saved_tensors, ctx.geometry, grad), None, None
+            return *_backward(*ctx.saved_tensors, ctx.geometry, grad), None, None
 
 
-def _differentiate(
+def _forward_column(
+    column: TileColumn,
+    query: Tensor,
+    out: Tensor,
+    chunks: list[slice],
+    buffer: Tensor,
+    content: Tensor | None,
+    accumulate: bool,
+) -> None:
+    """Write or add the outputs of a column of tiles."""
+    heads, width = out.shape[1:3]
+    for rows in column.geometry.spans(0):
+        for samples in chunks:
+            tile = QueryTile(query, column, rows, samples)
+            # (b, T h, M) x (b, M, v) -> (b, T h, v)
+            result = torch.bmm(tile.coefficients(buffer), tile.values.transpose(1, 2))
+            if content is not None:  # + (b, T h, k) x (b, k, v)
+                result.baddbmm_(query[tile.query_index].flatten(1, 3), content[samples])
+            target = out[samples, :, :, tile.query_rows, tile.query_columns]
+            result = result.view(-1, tile.height, tile.width, heads, width).permute(0, 3, 4, 1, 2)
+            target.add_(result) if accumulate else target.copy_(result)
+
+
+def _backward(
     query: Tensor, value: Tensor, table: Tensor, content: Tensor | None, geometry: Geometry, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of query, value, table and content."""
+    """Return the gradients of query, value, table and content."""
     shape = query.shape
     query = positions_first(query)
     grad_query, grad_value, grad_table = torch.zeros_like(query), torch.zeros_like(value), torch.zeros_like(table)
     grad_content = None
     if content is not None:
-        rows = grad.permute(0, 3, 4, 1, 2).flatten(1, 3)  # (B, H W h, v)
-        grad_content = torch.bmm(query.flatten(1, 3).transpose(1, 2), rows)
-        grad_query.copy_(torch.bmm(rows, content.transpose(1, 2)).view(query.shape))
-    samples, buffer = _chunks(query, geometry)
-    for depth in range(table.shape[0]):
+        grad_rows = grad.permute(0, 3, 4, 1, 2).flatten(1, 3)  # (B, H W h, v)
+        # (B, k, H W h) x (B, H W h, v) -> (B, k, v)
+        grad_content = torch.bmm(query.flatten(1, 3).transpose(1, 2), grad_rows)
+        # (B, H W h, v) x (B, v, k) -> (B, H W h, k)
+        grad_query.copy_(torch.bmm(grad_rows, content.transpose(1, 2)).view(query.shape))
+    chunks, buffer = split_batch(query, geometry)
+    for u in range(table.shape[0]):
         for columns in geometry.spans(1):
-            band = (columns, value[:, depth], table[depth], geometry)
-            grads = _differentiate_band(Band(*band), query, grad, grad_query, samples, buffer)
-            grad_value[:, depth, :, :, columns.low : columns.high] += grads[0]
-            grad_table[depth] += grads[1]
+            column = TileColumn(columns, value[:, u], table[u], geometry)
+            grads = _backward_column(column, query, grad, grad_query, chunks, buffer)
+            grad_value[:, u, :, :, columns.map_start : columns.map_stop] += grads[0]
+            grad_table[u] += grads[1]
     return grad_query.permute(0, 3, 4, 1, 2).reshape(shape), grad_value, grad_table, grad_content
 
 
-def _add_band(
-    band: Band,
-    query: Tensor,
-    out: Tensor,
-    samples: list[slice],
-    buffer: Tensor,
-    content: Tensor | None,
-    accumulate: bool,
-) -> None:
-    """Writes or adds the outputs of a band."""
-    heads, width = out.shape[1:3]
-    for rows in band.geometry.spans(0):
-        for chunk in samples:
-            part = Part(query, band, rows, chunk)
-            result = torch.bmm(part.coefficients(buffer), part.values.transpose(1, 2))
-            if content is not None:
-                result.baddbmm_(query[part.index].flatten(1, 3), content[chunk])
-            target = out[chunk, :, :, part.index[1], part.index[2]]
-            result = result.view(-1, part.height, part.width, heads, width).permute(0, 3, 4, 1, 2)
-            target.add_(result) if accumulate else target.copy_(result)
-
-
-def _differentiate_band(
-    band: Band, query: Tensor, grad: Tensor, grad_query: Tensor, samples: list[slice], buffer: Tensor
+def _backward_column(
+    column: TileColumn, query: Tensor, grad: Tensor, grad_query: Tensor, chunks: list[slice], buffer: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Adds what a band contributes to the queries' gradient; returns those of its values and of the embeddings."""
-    table_sum, value_sum = torch.zeros_like(band.table), torch.zeros_like(band.values)
-    for rows in band.geometry.spans(0):
-        for chunk in samples:
-            part = Part(query, band, rows, chunk)
-            heads, count, queries = part.heads, part.samples, len(part.queries)
-            tile = grad[chunk, :, :, part.index[1], part.index[2]]
-            tile = tile.transpose(1, 2).flatten(3)  # (b, v, h, T)
+    """Add to the gradient of the queries; return the gradients of the column's values and of the embeddings."""
+    grad_table, grad_values = torch.zeros_like(column.table), torch.zeros_like(column.values)
+    for rows in column.geometry.spans(0):
+        for samples in chunks:
+            tile = QueryTile(query, column, rows, samples)
+            heads, num_samples, num_queries = tile.heads, tile.num_samples, len(tile.queries)
+            grad_tile = grad[samples, :, :, tile.query_rows, tile.query_columns]
+            grad_tile = grad_tile.transpose(1, 2).flatten(3)  # (b, v, h, T)
 
-            # The values' gradient sums over the tile's queries and heads.
-            product = torch.bmm(tile.transpose(2, 3).flatten(2), part.coefficients(buffer))
-            target = value_sum[part.value_index]
+            # Values: (b, v, T h) x (b, T h, M) -> (b, v, M)
+            product = torch.bmm(grad_tile.transpose(2, 3).flatten(2), tile.coefficients(buffer))
+            target = grad_values[tile.value_index]
             target.add_(product.view(target.shape))
 
-            # That of the coefficients, rows (h, T) of each sample, so that (b, h) come at one stride for the products
-            # that give those of the queries and of the table.
-            product = torch.bmm(tile.flatten(2).transpose(1, 2), part.values)
-            coefficients = product.view(count * heads, queries, -1).transpose(0, 1)
-            product = torch.bmm(coefficients, part.table.transpose(1, 2))
-            product = product.view(part.height, part.width, count, heads, -1)
-            grad_query[part.index] += product.permute(2, 0, 1, 3, 4)
-            by_sample = part.queries.view(queries, heads, count, -1).transpose(1, 2).flatten(1, 2)
-            target = table_sum[part.table_index]
-            target.add_(torch.bmm(by_sample.transpose(1, 2), coefficients).view(target.shape))
-    return value_sum.flip(2, 3), band.fold(table_sum)
+            # Coefficients: (b, h T, v) x (b, v, M) -> (b, h T, M), in this order so that (b, h) have one stride in
+            # the two products that follow.
+            product = torch.bmm(grad_tile.flatten(2).transpose(1, 2), tile.values)
+            grad_coefficients = product.view(num_samples * heads, num_queries, -1).transpose(0, 1)  # (T, b h, M)
+            # Queries: (T, b h, M) x (T, M, k) -> (T, b h, k)
+            product = torch.bmm(grad_coefficients, tile.table.transpose(1, 2))
+            product = product.view(tile.height, tile.width, num_samples, heads, -1)
+            grad_query[tile.query_index] += product.permute(2, 0, 1, 3, 4)
+            # Table: (T, k, b h) x (T, b h, M) -> (T, k, M)
+            by_sample = tile.queries.view(num_queries, heads, num_samples, -1).transpose(1, 2).flatten(1, 2)
+            target = grad_table[tile.table_index]
+            target.add_(torch.bmm(by_sample.transpose(1, 2), grad_coefficients).view(target.shape))
+    return grad_values.flip(2, 3), column.fold(grad_table)
 
 
 def positions_first(query: Tensor) -> Tensor:
-    """(B, h, k, H, W) -> (B, H, W, h, k)."""
+    """Copy queries (B, h, k, H, W) to (B, H, W, h, k)."""
     batch, heads, depth, *size = query.shape
     out = query.new_empty(batch, *size, heads, depth)
-    # Sample by sample, torch's copy knows a transposition and is several times faster.
+    # torch copies a transposed matrix several times faster than a permuted tensor.
     for target, source in zip(out.flatten(3).flatten(1, 2), query.flatten(3).flatten(1, 2)):
         target.copy_(source.t())
     return out
 
 
-def _chunks(query: Tensor, geometry: Geometry) -> tuple[list[slice], Tensor]:
-    """The samples that are taken at a time, and a buffer for their coefficients."""
+def split_batch(query: Tensor, geometry: Geometry) -> tuple[list[slice], Tensor]:
+    """Split the batch so that the coefficients of a tile stay in the caches; return the slices and their buffer."""
     batch, height, width, heads, _ = query.shape
-    each = min(geometry.tile[0], height) * min(geometry.tile[1], width) * heads * geometry.window()
-    count = min(batch, max(1, CHUNK_COEFFICIENTS // each))
-    return [slice(start, min(batch, start + count)) for start in range(0, batch, count)], query.new_empty(count * each)
+    per_sample = min(geometry.tile[0], height) * min(geometry.tile[1], width) * heads * geometry.max_window()
+    count = min(batch, max(1, CHUNK_COEFFICIENTS // per_sample))
+    slices = [slice(start, min(batch, start + count)) for start in range(0, batch, count)]
+    return slices, query.new_empty(count * per_sample)

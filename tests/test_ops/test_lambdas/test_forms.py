@@ -1,4 +1,4 @@
-"""The position lambda in all its formulations: values against the definition, gradients, precision, memory."""
+"""Position lambda in all its formulations: values against the definition, gradients, precision, memory."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from mmkron.ops import position_lambda
 from mmkron.ops.lambdas import position as lambdas
-from mmkron.ops.lambdas import tiled as lambda_tiles
+from mmkron.ops.lambdas import tiled
 from mmkron.ops.lambdas.position import FORMS
 
 # batch, h, k, u, v, size, scope, stride, dilation
@@ -44,7 +44,7 @@ CASES = {
 
 
 def operands(batch, heads, depth, intra, width, size, scope, stride=1, dilation=1, seed=0, dtype=torch.float64):
-    """Query, value, table and content of a case."""
+    """Return query, value, table and content of a case."""
     generator = torch.Generator().manual_seed(seed)
     queries = [-(-side // stride) for side in size]
     shapes = (
@@ -57,7 +57,7 @@ def operands(batch, heads, depth, intra, width, size, scope, stride=1, dilation=
 
 
 def numpy_pairs(table, size, stride, dilation):
-    """The embeddings of all pairs, E[u, k, n, m]: that of the offset m - n, zero outside the scope."""
+    """Return the embeddings of all pairs, E[u, k, n, m], for the offset m - n, zero outside the scope."""
     context = np.array([(i, j) for i in range(size[0]) for j in range(size[1])])
     queries = context[(context % stride == 0).all(1)]
     offsets = context[None] - queries[:, None]
@@ -68,7 +68,7 @@ def numpy_pairs(table, size, stride, dilation):
 
 
 def numpy_position(query, value, table, content=None, stride=1, dilation=1):
-    """The lambdas of all queries, (k, v) each, and their products with the queries, in float64."""
+    """Multiply the queries with the (k, v) lambdas of all queries, in float64."""
     query, value, table = (x.detach().double().numpy() for x in (query, value, table))
     pairs = numpy_pairs(table, value.shape[3:], stride, dilation)
     lambda_n = np.einsum('uknm,buvm->bnkv', pairs, value.reshape(*value.shape[:3], -1))
@@ -83,7 +83,7 @@ def forms_for(stride, dilation):
 
 
 def differentiate(inputs, autocast=None, **kwargs):
-    """Output, and gradients of all inputs for a cotangent that differs between the outputs."""
+    """Return the output, and the gradients of all inputs for a cotangent that differs between the outputs."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     with torch.autocast('cpu', autocast, enabled=autocast is not None):
         out = position_lambda(*leaves, **kwargs)
@@ -97,7 +97,7 @@ def close(outs, expected, tolerance=1e-10):
 
 
 class Recorder(TorchDispatchMode):
-    """Elements of the largest memory that an operation returns."""
+    """Records the elements of the largest storage that an operation returns."""
 
     largest = 0
 
@@ -182,7 +182,7 @@ def test_tiles_have_no_second_derivative():
 
 @pytest.mark.parametrize('form', FORMS)
 def test_some_operands_frozen(form):
-    """Any one operand alone gets the gradient that it gets among all; the others get none."""
+    """An operand that alone needs a gradient gets the same gradient as among all; the others get none."""
     inputs = operands(2, 4, 3, 2, 2, (6, 11), (5, 3))
     cotangent = torch.randn(2, 4, 2, 6, 11, dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in inputs]
@@ -325,17 +325,17 @@ class TestTiles:
         inputs = operands(5, 2, 3, 2, 3, (11, 19), (3, 5), stride)
         expected = differentiate(inputs, stride=stride, form='conv')
         taken = set()
-        part = lambda_tiles.Part
+        tile = tiled.QueryTile
 
         def spy(*args):
-            result = part(*args)
-            taken.add(result.samples)
+            result = tile(*args)
+            taken.add(result.num_samples)
             return result
 
-        monkeypatch.setattr(lambda_tiles, 'Part', spy)
+        monkeypatch.setattr(tiled, 'QueryTile', spy)
         window = (3 * stride + 1 + 2) * (7 * stride + 1 + 4)  # that 4 x 8 queries see by 3 x 5
         monkeypatch.setattr(lambdas, 'choose_tile', lambda *_: (4, 8))
-        monkeypatch.setattr(lambda_tiles, 'CHUNK_COEFFICIENTS', count * 4 * 8 * 2 * window)
+        monkeypatch.setattr(tiled, 'CHUNK_COEFFICIENTS', count * 4 * 8 * 2 * window)
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
         assert taken == {count, 5 % count or count}
 
@@ -348,13 +348,12 @@ class TestTiles:
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
 
     def test_memory(self):
-        """No tensor of the tiled form, forward or backward, has the size of the lambdas, k v a query, nor of a table
-        over all pairs: even half of one sample's lambdas, the least of these, is more than the largest of three
-        samples. (Its largest is the output, h v a query, and h = 2 is far below k = 16.) The other forms show that the
-        recorder sees such tensors."""
+        """The tiled form never holds a tensor of the size of the lambdas, k v per query, or of a table of all pairs.
 
-        batch, heads, depth, width, positions = 3, 2, 16, 32, 32 * 32
-        inputs = operands(batch, heads, depth, 1, width, (32, 32), (11, 11), dtype=torch.float32)
+        Its largest tensor is the output, h v per query. The other forms show that the recorder sees such tensors.
+        """
+        batch, heads, depth, width, positions = 3, 2, 16, 32, 24 * 24
+        inputs = operands(batch, heads, depth, 1, width, (24, 24), (9, 9), dtype=torch.float32)
         largest = {}
         for form in FORMS:
             with Recorder() as recorder:
@@ -368,11 +367,11 @@ class TestTiles:
 @pytest.mark.parametrize('form', [None, *FORMS])
 @pytest.mark.parametrize('dilation', [19, 1000, 10**9])
 def test_dilation_costs_no_more_than_the_map(form, dilation):
-    """However large it is, no tensor is larger than some maps: offsets that lead out of the map are left out."""
+    """However large the dilation is, no tensor is larger than a few maps: offsets out of the map are skipped."""
     inputs = operands(1, 2, 4, 1, 3, (20, 15), (23, 23), dtype=torch.float32)
     with Recorder() as recorder:
         outs = differentiate(inputs, form=form, dilation=dilation)
-    # That of all pairs is the largest in the dense form.
+    # The table of all pairs is the largest tensor of the dense form.
     assert recorder.largest <= (300**2 * 4 if form == 'dense' else 16 * 300 * 8)
     close([outs[0]], [numpy_position(*inputs, dilation=dilation).float()], 1e-5)
 
@@ -389,7 +388,7 @@ class TestPrecision:
     @pytest.mark.parametrize('form', FORMS)
     @pytest.mark.parametrize('dilation', [1, 2])
     def test_float16_is_float32_inside(self, form, dilation):
-        """Exactly the float32 result of the same inputs, rounded once; also where products leave float16's range."""
+        """Exactly the float32 result of the same inputs, rounded once, also if products exceed float16's range."""
         inputs = operands(2, 4, 16, 2, 3, (6, 11), (5, 7))
         inputs[0], inputs[1] = 0.002 * inputs[0], 3000 * inputs[1]
         inputs = [x.half() for x in inputs]
@@ -410,7 +409,7 @@ class TestPrecision:
     @pytest.mark.parametrize('form', [None, *FORMS])
     @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
     def test_autocast(self, form, dtype):
-        """Computed in bfloat16 under its autocast, in float32 under that of float16; float64 stays what it is."""
+        """Computed in bfloat16 under bfloat16 autocast, in float32 under float16 autocast; float64 stays float64."""
         inputs = operands(2, 4, 16, 1, 8, (12, 17), (9, 7))
         single = [x.float() for x in inputs]
         expected, exact = differentiate(single, form=form), differentiate(inputs, form=form)
@@ -448,7 +447,7 @@ class TestGraphs:
 
     @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (2, 1), (1, 2)])
     def test_trace(self, stride, dilation):
-        """A traced graph serves other batches and sizes than those it was traced with, small and large ones."""
+        """A traced graph supports other batches and sizes, smaller and larger."""
 
         def function(*inputs):
             return position_lambda(*inputs, stride=stride, dilation=dilation)

@@ -1,15 +1,13 @@
-"""The estimated time of the forms of the position lambda, and the choice by it."""
+"""Estimated times of the forms of the position lambda, and the choice between the forms."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmkron.ops.lambdas import heuristics as lambda_cost
-from mmkron.ops.lambdas import position as lambdas
-from mmkron.ops.lambdas import tiled as lambda_tiles
-from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem, estimate
+from mmkron.ops.lambdas import heuristics, tiled
+from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem, Rates, Work, estimate
 from mmkron.ops.lambdas.position import FORMS, choose_form, position_lambda
-from mmkron.ops.lambdas.tiled import Geometry, choose_tile
+from mmkron.ops.lambdas.tiled import choose_tile
 
 PROBLEMS = [
     Problem(2, 4, 16, 3, 1, (9, 11), (5, 7)),
@@ -30,81 +28,81 @@ def operands(problem, dilation=1):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('problem', PROBLEMS)
 def test_multiply_adds(form, problem):
-    """What is estimated is what torch's counter sees."""
+    """torch's counter sees as many as are estimated."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         position_lambda(*operands(problem), stride=problem.stride, form=form)
     work = WORK[form](problem)
-    products = sum(work[:2]) if form == 'conv' else work[0]
-    assert counter.get_total_flops() == 2 * products
+    assert counter.get_total_flops() == 2 * (work.macs + work.slow_macs)
 
 
 @pytest.mark.parametrize('problem', PROBLEMS)
-def test_tiles(monkeypatch, problem):
-    """The tables, coefficients and tiles of the tiled form are those that it makes, two samples at a time."""
+def test_tiled_work(monkeypatch, problem):
+    """The estimated elements and tiles are the ones that the tiled form computes, two samples at a time."""
     tables, coefficients = [], []
 
-    class Band(lambda_tiles.Band):
+    class TileColumn(tiled.TileColumn):
         def __init__(self, *args):
             super().__init__(*args)
             tables.append(self.table.numel())
 
-    class Part(lambda_tiles.Part):
+    class QueryTile(tiled.QueryTile):
         def coefficients(self, buffer):
             result = super().coefficients(buffer)
             coefficients.append(result.numel())
             return result
 
-    monkeypatch.setattr(lambda_tiles, 'Band', Band)
-    monkeypatch.setattr(lambda_tiles, 'Part', Part)
-    geometry = Geometry(problem.size, problem.scope, choose_tile(problem.size, problem.stride), problem.stride)
-    limit = 2 * geometry.tile[0] * geometry.tile[1] * problem.heads * geometry.window()
-    for module in (lambda_tiles, lambda_cost):
-        monkeypatch.setattr(module, 'CHUNK_COEFFICIENTS', limit)
+    monkeypatch.setattr(tiled, 'TileColumn', TileColumn)
+    monkeypatch.setattr(tiled, 'QueryTile', QueryTile)
+    tile = choose_tile(problem.size, problem.stride)
+    window = tiled.Geometry(problem.size, problem.scope, tile, problem.stride).max_window()
+    for module in (tiled, heuristics):
+        monkeypatch.setattr(module, 'CHUNK_COEFFICIENTS', 2 * tile[0] * tile[1] * problem.heads * window)
     with torch.no_grad():
         position_lambda(*operands(problem), stride=problem.stride, form='tiled')
-    _, elements, _, tiles = lambda_cost.tiled_work(problem)
-    assert tiles == len(tables) + len(coefficients)
-    assert elements == pytest.approx(sum(tables) + sum(coefficients), rel=0.1)
+    work = heuristics.tiled_work(problem)
+    assert work.calls == len(tables) + len(coefficients)
+    assert work.elements == pytest.approx(sum(tables) + sum(coefficients), rel=0.1)
 
 
 def test_estimate():
-    """Each amount at its rate, calls in microseconds each."""
-    problem, (products, elements, calls) = PROBLEMS[0], lambda_cost.dense_work(PROBLEMS[0])
-    rates = lambda_cost.RATES[True]['dense']
-    expected = 1e-6 * (products * rates[0] + elements * rates[1]) + calls * rates[2]
-    assert estimate('dense', problem, True) == pytest.approx(expected)
+    """Each amount at its own rate: millions in microseconds, calls in microseconds each."""
+    rates = Rates(macs=2, slow_macs=3, elements=5, io_elements=7, calls=11)
+    work = Work(macs=10**6, slow_macs=10**7, elements=10**8, io_elements=10**9, calls=4)
+    assert rates.time(work) == pytest.approx(2 + 30 + 500 + 7000 + 44)
+    expected = heuristics.TRAINING_RATES['dense'].time(heuristics.dense_work(PROBLEMS[0]))
+    assert estimate('dense', PROBLEMS[0], True) == expected != estimate('dense', PROBLEMS[0], False)
 
 
 class TestChoice:
     @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (3, 1), (1, 2)])
     @pytest.mark.parametrize('cheapest', FORMS)
     def test_least_estimate(self, monkeypatch, cheapest, stride, dilation):
-        """Of the problem as it is, whose samples are the phases of a dilation."""
-        problem, asked = Problem(2, 4, 3, 2, 1, (6, 5), (3, 7), stride), []
+        """The phases of a dilation count as samples."""
+        problem, seen = Problem(2, 4, 3, 2, 1, (6, 5), (3, 7), stride), []
 
         def estimate(form, problem, backward):
-            asked.append((problem, backward))
+            seen.append((problem, backward))
             return form != cheapest
 
-        monkeypatch.setattr(lambdas, 'estimate', estimate)
+        monkeypatch.setattr(heuristics, 'estimate', estimate)
         query, value, table = operands(problem, dilation)
         assert choose_form(query, value, table.requires_grad_(), stride, dilation) == cheapest
         with torch.no_grad():
             assert choose_form(query, value, table, stride, dilation) == cheapest
         problem = problem._replace(batch=2 * dilation**2)
-        assert set(asked) == {(problem, True), (problem, False)}
+        assert set(seen) == {(problem, True), (problem, False)}
 
     def test_dense_tables_stay_small(self, monkeypatch):
-        monkeypatch.setattr(lambdas, 'estimate', lambda form, *_: form != 'dense')
+        monkeypatch.setattr(heuristics, 'estimate', lambda form, *_: form != 'dense')
         assert choose_form(*operands(Problem(1, 1, 1, 1, 1, (1, DENSE_MAX_POSITIONS), (3, 3)))) == 'dense'
         assert choose_form(*operands(Problem(1, 1, 1, 1, 1, (1, DENSE_MAX_POSITIONS + 1), (3, 3)))) != 'dense'
 
     def test_lambdas_stay_few(self, monkeypatch):
-        monkeypatch.setattr(lambdas, 'estimate', lambda form, *_: form != 'conv')
+        monkeypatch.setattr(heuristics, 'estimate', lambda form, *_: form != 'conv')
         problem = Problem(2, 1, 3, 5, 1, (20, 30), (3, 3))
-        monkeypatch.setattr(lambda_cost, 'CONV_MAX_LAMBDAS', 2 * 3 * 5 * 600)
+        monkeypatch.setattr(heuristics, 'CONV_MAX_LAMBDAS', 2 * 3 * 5 * 600)
         assert choose_form(*operands(problem)) == 'conv'
-        monkeypatch.setattr(lambda_cost, 'CONV_MAX_LAMBDAS', 2 * 3 * 5 * 600 - 1)
+        monkeypatch.setattr(heuristics, 'CONV_MAX_LAMBDAS', 2 * 3 * 5 * 600 - 1)
         assert choose_form(*operands(problem)) == 'tiled'
 
     @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ class TestChoice:
         ],
     )
     def test_clear_cases(self, problem, backward, form):
-        """Those in which one form was measured to be faster than the others by half or more."""
+        """Problems where one form was measured to be faster than the others by half or more."""
         query, value, table = operands(problem)
         assert choose_form(query, value.requires_grad_(backward), table) == form
 
