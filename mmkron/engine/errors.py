@@ -23,9 +23,11 @@ def describe_config_error(error: Exception) -> str:
             file, line, in_config = frame.f_locals['filename'], None, True
         elif name == file or not (in_config or name.startswith('<frozen')):
             file, line = name, number
-    if isinstance(error, (ImportError, OSError)) and line is None:  # the message names what is missing
-        cause = error.__cause__ or error.__context__
-        return f'{cause}; {error}' if isinstance(cause, ImportError) else str(error)
+    if isinstance(error, (ImportError, OSError)) and not (line and in_config):  # the message names what is missing
+        root = error
+        while isinstance(root.__context__, ImportError):
+            root = root.__context__
+        return str(error) if root is error else f'{root}; {error}'
     if isinstance(error, UnicodeDecodeError):
         line = error.object.count(b'\n', 0, error.start) + 1
     elif isinstance(error, SyntaxError):

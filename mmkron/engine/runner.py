@@ -197,7 +197,8 @@ def open_cpu_group(cfg: Config) -> bool:
     if cfg.launcher != 'pytorch':
         raise LaunchError(f'--launcher {cfg.launcher} needs an accelerator; without one use tools/dist_train.sh')
     if 'runner_type' in cfg:
-        strategy = cfg.strategy = cfg.get('strategy') or ConfigDict(type='DDPStrategy')
+        cfg.strategy = cfg.get('strategy') or ConfigDict(type='DDPStrategy')
+        strategy = cfg.strategy  # the config stores a copy of what it is given
         devices = {'DDPStrategy': dict(device_ids=None, broadcast_buffers=False), 'FSDPStrategy': dict(device_id='cpu')}
         if type_name(strategy) not in devices:
             raise LaunchError(f'strategy.type {strategy.type!r} needs an accelerator')

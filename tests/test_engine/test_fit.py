@@ -13,8 +13,6 @@ from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
 
-from .test_launch import trained  # noqa: F401
-
 
 class Backbone(BaseModule):
     """5 tensors that count: a convolution without bias, and a batch norm."""
@@ -87,7 +85,7 @@ def test_counts(lines):
     whole = 'checkpoint a.pth: it sets 7 of 7 tensors'
     assert lines == [
         whole,
-        f'{whole}; 1 of its entries have no place (extra)',
+        f'{whole}; 1 of its entries are not in the model (extra)',
         whole,
         'checkpoint a.pth: it sets 4 of 7 tensors; 2 have another shape in it (head.weight, head.bias); '
         '1 are missing in it (backbone.norm.bias)',
@@ -256,7 +254,7 @@ def with_another_head(path):
 OTHER_MODEL = ("type='MobileNetV2', widen_factor=0.1", "type='MobileNetV2', widen_factor=0.2")
 
 
-def test_test(trained, tiny_config, test_args, tmp_path, lines):  # noqa: F811
+def test_test(trained, tiny_config, test_args, tmp_path, lines):
     def run(config, checkpoint, *argv):
         return launch.test(test_args(config, checkpoint, '--work-dir', tmp_path / 'test', *argv))
 
@@ -281,7 +279,7 @@ def test_test(trained, tiny_config, test_args, tmp_path, lines):  # noqa: F811
                 run(tiny_config, content, *argv)
 
 
-def test_train(trained, tiny_config, train_args, tmp_path, lines):  # noqa: F811
+def test_train(trained, tiny_config, train_args, tmp_path, lines):
     def run(config, *argv):
         launch.train(train_args(config, '--work-dir', tmp_path / 'other', '--no-validate', *argv))
 
@@ -308,7 +306,7 @@ def test_train(trained, tiny_config, train_args, tmp_path, lines):  # noqa: F811
             run(config, '--cfg-options', f'load_from={path}')  # whose load is not the one that init_cfg asks for
 
 
-def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path, lines):  # noqa: F811
+def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path, lines):
     """A checkpoint of an EMAHook holds the averages as the weights; the hook copies the model and loads it, too."""
     config = changed(tiny_config, 'randomness', "custom_hooks = [dict(type='EMAHook')]\nrandomness")
     init = f"init_cfg=dict(type='Pretrained', prefix='backbone.', checkpoint={str(trained / 'epoch_1.pth')!r}), "
