@@ -12,8 +12,7 @@ from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
-from mmengine.runner import EpochBasedTrainLoop, Runner
-from torch import nn
+from mmengine.runner import Runner
 
 from mmkron.engine.fit import find_pretrained
 
@@ -51,35 +50,24 @@ class StartSummaryHook(Hook):
 def _start(runner: Runner, purpose: str, loops: dict[str, Any]) -> None:
     for handler in runner.logger.handlers:
         handler.removeFilter(_is_for_console)
-    loops = {split: loop for split, loop in loops.items() if loop is not None}
-    first = next(iter(loops.values()))
-    rows = {'config': runner.cfg.filename, 'model': _describe_model(runner.model)}
-    rows.update((split, _describe_data(loop, runner.cfg.get(f'{split}_dataloader'))) for split, loop in loops.items())
-    classes = (getattr(first.dataloader.dataset, 'metainfo', None) or {}).get('classes') or ()
-    rows['classes'] = textwrap.shorten(f'{len(classes)}: {", ".join(map(str, classes))}', 100, placeholder=' ...')
-    if isinstance(first, EpochBasedTrainLoop):
-        rows['length'] = f'{first.max_epochs} epochs of {len(first.dataloader)} iterations'
-    elif 'train' in loops:
-        rows['length'] = f'{first.max_iters} iterations'
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    parameters = list(model.parameters())
+    device = parameters[0].device if parameters else 'no device'
+    count = sum(parameter.numel() for parameter in parameters)
+    rows = {'config': runner.cfg.filename, 'model': f'{type(model).__name__}: {count:,} parameters, on {device}'}
+    for split, loop in loops.items():
+        if loop is not None:
+            dataset, size = loop.dataloader.dataset, (runner.cfg.get(f'{split}_dataloader') or {}).get('batch_size')
+            samples = f' of {len(dataset):,} samples' if hasattr(dataset, '__len__') else ''
+            rows[split] = f'{type(dataset).__name__}{samples}, {size} per batch in each of {get_world_size()} processes'
+            classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+            rows['classes'] = textwrap.shorten(
+                f'{len(classes)}: {", ".join(map(str, classes))}', 100, placeholder=' ...'
+            )
     rows['weights'] = _describe_weights(runner)
     rows['results'] = runner.work_dir
     rows['log'] = osp.join(runner.log_dir, f'{runner.timestamp}.log')
     runner.logger.info('\n'.join([f'the {purpose} starts', *(f'  {name:<8} {text}' for name, text in rows.items())]))
-
-
-def _describe_model(model: nn.Module) -> str:
-    model = model.module if is_model_wrapper(model) else model
-    parts = ', '.join(type(part).__name__ for name, part in model.named_children() if name != 'data_preprocessor')
-    parameters = list(model.parameters())
-    device = parameters[0].device if parameters else 'no device'
-    return f'{type(model).__name__} of {parts}: {sum(p.numel() for p in parameters):,} parameters, on {device}'
-
-
-def _describe_data(loop: Any, cfg: dict | None) -> str:
-    dataset, size = loop.dataloader.dataset, (cfg or {}).get('batch_size')
-    processes = f' in each of {get_world_size()} processes' if get_world_size() > 1 else ''
-    samples = f' of {len(dataset):,} samples' if hasattr(dataset, '__len__') else ''
-    return f'{type(dataset).__name__}{samples}' + (f', {size} per batch{processes}' if size else '')
 
 
 def _describe_weights(runner: Runner) -> str:

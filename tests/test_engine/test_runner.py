@@ -391,7 +391,7 @@ def test_console(tiny_config, train_args, test_args, tmp_path, capsys, monkeypat
         assert text in log
         assert not any(text in line for line in lines), text
     assert f'{sum(weight.numel() for weight in runner.model.parameters()):,} parameters' in rows['model']
-    assert rows['train'] == rows['val'] == 'ImageNet of 6 samples, 4 per batch'
+    assert rows['train'] == rows['val'] == 'ImageNet of 6 samples, 4 per batch in each of 1 processes'
     assert (rows['config'], rows['classes'], rows['results']) == (str(config), '2: a, b', str(work))
     assert os.path.samefile(rows['log'], next(work.rglob('*.log')))
     assert all(line in log for line in lines[start + 1 : first])
