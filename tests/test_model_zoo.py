@@ -34,7 +34,7 @@ CLASSIFIERS = [
 
 @pytest.fixture(scope='module')
 def registered():
-    """Registers the models twice, before and after MMPretrain has read its own index."""
+    """Register the models twice, before and after MMPretrain has read its own index."""
     first = mmkron.register_models()
     list_models()
     return first, mmkron.register_models()
@@ -48,7 +48,7 @@ def picture(tmp_path_factory):
 
 
 def test_import_is_light():
-    """It loads two modules of ours and nothing beside the standard library; what is promised comes when asked for."""
+    """It loads two modules of mmkron and the standard library; public names are imported on first access."""
     code = (
         'import sys; before = set(sys.modules); import mmkron; new = set(sys.modules) - before;'
         "print(*sorted(n for n in new if n.startswith('mmkron')));"
@@ -83,7 +83,7 @@ def test_registered_models(registered):
 
 
 def test_get_model(registered, tmp_path):
-    """The model of the config, with a checkpoint by path."""
+    """MMPretrain builds the model of the config, and loads a checkpoint by path."""
     cfg = Config.fromfile(ROOT / 'configs/lambda_resnet/lambda-mobilenet-v2_8xb64_in1k.py')
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         torch.manual_seed(0)
@@ -100,7 +100,7 @@ def test_get_model(registered, tmp_path):
 
 @pytest.mark.parametrize('name', ['kanet-kv_8xb64_in1k', 'qkformer_1xb64_cifar10'])
 def test_classification_inferencer(registered, picture, name):
-    """Its scores are those of the config's own test pipeline, which reads the file by our transform."""
+    """Its scores equal the scores with the test pipeline of the config, which reads the file by our transform."""
     inferencer = ImageClassificationInferencer(name, device='cpu')
     (result,) = inferencer(picture)
     steps = mmkron.get_config(name).test_dataloader.dataset.pipeline
@@ -121,7 +121,7 @@ DENSE = {
 
 @pytest.mark.parametrize('host', DENSE)
 def test_dense_inferencers(host, picture, tmp_path):
-    """The hosts' inferencers take what get_config returns: they predict what the model does in the test pipeline."""
+    """The inferencers of the hosts accept the configs, and predict what the model does with the test pipeline."""
     pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
     cfg = mmkron.get_config(DENSE[host])
     with DefaultScope.overwrite_default_scope(host):
@@ -152,7 +152,7 @@ def test_dense_inferencers(host, picture, tmp_path):
 
 
 def test_get_config():
-    """By the name, the alias and the file of a metafile's entry; each call gives a config of its own."""
+    """Names, aliases and files of metafiles are accepted; each call returns a new config."""
     path = ROOT / 'configs/kanet/kanet_kv_imagenet.py'
     expected = Config.fromfile(path).to_dict()
     for name in ('kanet_kv_imagenet', 'kanet-kv_8xb64_in1k', 'KANet-KV_8xb64_in1k', 'kanet-kv'):

@@ -19,7 +19,7 @@ FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0
 
 
 def host_config(scope: str, **changes) -> Config:
-    """The parts of a config of each host that the arguments touch."""
+    """Return the sections of a config of a host that the arguments change."""
     hook = {'mmpretrain': 'VisualizationHook', 'mmseg': 'SegVisualizationHook', 'mmdet': 'DetVisualizationHook'}
     dataset = {'type': 'Data', 'pipeline': [{'type': 'LoadImageFromFile'}, {'type': 'Pack', 'meta_keys': ('a',)}]}
     loader = {'batch_size': 2, 'num_workers': 2, 'dataset': dataset}
@@ -250,7 +250,7 @@ def test_show_mmseg(merge_test):
 
 @pytest.mark.parametrize(('scope', 'kind'), [('mmseg', 'SegLocalVisualizer'), ('mmdet', 'DetLocalVisualizer')])
 def test_show_dir_of_the_real_hooks(merge_test, tmp_path, monkeypatch, scope, kind):
-    """The image lies in the folder itself, as seen from the working directory, and nothing lies elsewhere."""
+    """The image is in the folder itself, relative to the working directory, and nothing is elsewhere."""
     pytest.importorskip('mmcv._ext', reason='the hosts need the compiled operators of mmcv')
     structures = pytest.importorskip(f'{scope}.structures')
     monkeypatch.chdir(tmp_path)

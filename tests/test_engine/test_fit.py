@@ -1,4 +1,4 @@
-"""How much of a checkpoint fits the model: refused, or said with the right numbers."""
+"""Checkpoints that fit a model in part: refused, or logged with the right counts."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from support.errors import raises
 
 
 class Backbone(BaseModule):
-    """5 tensors that count: a convolution without bias, and a batch norm."""
+    """A backbone of 5 counted tensors: a convolution without bias, and a batch norm."""
 
     def __init__(self, channels=4, init_cfg=None):
         super().__init__(init_cfg)
@@ -23,7 +23,7 @@ class Backbone(BaseModule):
 
 
 class Model(BaseModel):
-    """And 2 of the head, whose buffer is not saved."""
+    """A model with 2 more tensors in its head, whose buffer is not saved."""
 
     def __init__(self, classes=5, channels=4, init_cfg=None):
         super().__init__(init_cfg=init_cfg)
@@ -40,7 +40,7 @@ class Augmented(BaseTTAModel):
 
 
 class Renamed(Model):
-    """Reads what an earlier version of it has written, and resizes a map."""
+    """A model that reads checkpoints of its earlier version, and resizes a map."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ def test_counts(lines):
 
 
 def test_nothing_of_the_backbone(lines):
-    """A head alone, or nothing, is no start."""
+    """A head alone, or nothing, is refused."""
     for state in ({}, Model(channels=4).head.state_dict(), {'head.bias': torch.ones(5)}):
         with raises(LaunchError, 'checkpoint', 'a.pth'):
             check(Model(), state, whole=False)
@@ -109,7 +109,7 @@ def test_nothing_of_the_backbone(lines):
 
 
 def test_wrapped_models(lines):
-    """Several processes, test-time augmentation, and both; names with the prefix of an earlier MMEngine."""
+    """Models for test-time augmentation, and names with the prefix of an earlier MMEngine."""
     state = Model().state_dict()
     inner = Model()
     for model in (Augmented(inner), Model()):
@@ -129,7 +129,7 @@ def test_distributed_model(lines, tmp_path):
     assert lines == ['checkpoint a.pth: it sets 7 of 7 tensors']
 
 
-def test_what_a_model_renames_counts(lines):
+def test_renamed_entries_count(lines):
     state = Model(classes=6).state_dict()
     state['classifier'] = state.pop('head.weight')
     state['head.bias'] = state['head.bias'][:5]
@@ -171,13 +171,13 @@ def test_pretrained(lines, save):
     model.backbone.init_cfg = pretrained(save(state), prefix='backbone.')
     initialize(model)
     assert lines[0].endswith('it sets 4 of 5 tensors; 1 are missing in it (norm.weight)')
-    fit.check_fit(model, path, Model().state_dict(), 'load_from', whole=True)  # a later load is not that of init_cfg
+    fit.check_fit(model, path, Model().state_dict(), 'load_from', whole=True)  # not a load of init_cfg
     assert len(lines) == 2
 
 
 @pytest.mark.parametrize('place', ['backbone', 'model'])
 def test_foreign_pretrained(lines, save, place):
-    """Without a prefix, with that of another part, and of a model of which only the head fits."""
+    """Files without the prefix, with the prefix of another part, and of a model of which only the head fits."""
     states = [{}, nn.Linear(2, 2).state_dict(), {f'a.{key}': value for key, value in Backbone().state_dict().items()}]
     states += [Model(channels=9).state_dict(), {'head.bias': torch.ones(5)}]
     for state in states:
@@ -190,7 +190,7 @@ def test_foreign_pretrained(lines, save, place):
 
 
 def test_module_that_loads_by_itself(lines, save):
-    """As the Swin transformers of the hosts, which rename what they read."""
+    """Like the Swin transformers of the hosts, which rename the entries that they read."""
     state = Backbone().state_dict()
     path = save({name.replace('conv', 'projection'): value for name, value in state.items()})
 
@@ -205,8 +205,8 @@ def test_module_that_loads_by_itself(lines, save):
     assert lines == [f'model.backbone.init_cfg.checkpoint {path}: it sets 5 of 5 tensors']
 
 
-def test_pretrained_files_that_do_not_serve(lines, save, tmp_path):
-    """Before anything is initialized; what is remote is not read twice."""
+def test_pretrained_files_that_cannot_be_used(lines, save, tmp_path):
+    """They are refused before anything is initialized; remote files are not read twice."""
 
     def watch(path, **options):
         model = Model()
@@ -244,7 +244,7 @@ def changed(tiny_config, old, new):
 
 
 def with_another_head(path):
-    """The checkpoint of a training with 3 classes."""
+    """Write the checkpoint of a training with 3 classes."""
     content = read_whole(path, '')
     content['state_dict'].update({'head.fc.weight': torch.ones(3, 1280), 'head.fc.bias': torch.ones(3)})
     torch.save(content, path.with_name('other_head.pth'))
@@ -303,11 +303,11 @@ def test_train(trained, tiny_config, train_args, tmp_path, lines):
         with raises(LaunchError, str(tmp_path / 'foreign.pth')):
             run(config)
         with raises(LaunchError, 'model.backbone.init_cfg.checkpoint', tmp_path / 'foreign.pth'):
-            run(config, '--cfg-options', f'load_from={path}')  # whose load is not the one that init_cfg asks for
+            run(config, '--cfg-options', f'load_from={path}')  # the load of load_from is not the one of init_cfg
 
 
 def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path, lines):
-    """A checkpoint of an EMAHook holds the averages as the weights; the hook copies the model and loads it, too."""
+    """An EMAHook saves the averages as the weights; it also copies the model and loads the copy."""
     config = changed(tiny_config, 'randomness', "custom_hooks = [dict(type='EMAHook')]\nrandomness")
     init = f"init_cfg=dict(type='Pretrained', prefix='backbone.', checkpoint={str(trained / 'epoch_1.pth')!r}), "
     config.write_text(config.read_text().replace("type='MobileNetV2', ", f"type='MobileNetV2', {init}"))

@@ -1,4 +1,4 @@
-"""The scripts as a user starts them. Each start of Python costs seconds of imports, so there are few."""
+"""The scripts, run as a user runs them. Each start of Python takes seconds of imports, so there are few."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ def call(*command, cwd, **env) -> subprocess.CompletedProcess:
 
 
 def test_train_and_test_kanet_on_an_image_tree(tmp_path):
-    """First without the data, which the tool asks for; then with it, in a folder that is not the checkout."""
+    """The first run has no data and ends with a message; the next ones train and test outside of the checkout."""
     mmkron.allow_checkpoint_globals()
     config = ROOT / 'configs' / 'kanet' / 'kanet_kv_imagenet.py'
     splits = [(split, option) for split in ('train', 'val', 'test') for option in ('num_workers=0', 'batch_size=3')]
@@ -65,7 +65,7 @@ def test_two_processes_train_and_test_on_the_cpu(tmp_path):
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / 'two processes' / 'epoch_1.pth'
     assert torch.load(checkpoint, weights_only=True)['meta']['iter'] == 4
-    assert done.stdout.count('Saving checkpoint at 1 epochs') == 1  # only the first process speaks
+    assert done.stdout.count('Saving checkpoint at 1 epochs') == 1  # only the first process prints
 
     done = call(
         'bash', TOOLS / 'dist_test.sh', config, checkpoint, 2, '--out', 'out.pkl', cwd=tmp_path, PORT=free_ports(1)[0]
@@ -90,7 +90,7 @@ def test_shell_script_explains_itself(name, tmp_path):
 
 @pytest.fixture
 def recorded(tmp_path):
-    """Runs a script with `srun` and `python` replaced by programs that print their arguments, one a line."""
+    """Run a script with `srun` and `python` replaced by programs that print one argument per line."""
     for name in ('srun', 'python'):
         (tmp_path / 'bin').mkdir(exist_ok=True)
         (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@"\n')
@@ -121,7 +121,7 @@ def test_slurm(recorded):
 
 
 def test_several_machines(recorded):
-    """What torch.distributed.run needs, and the arguments of the script after it."""
+    """The options of torch.distributed.run come before the script, its arguments after it."""
     nodes = dict(NNODES='2', NODE_RANK='1', PORT='1234', MASTER_ADDR='10.0.0.1')
     lines = recorded('dist_train.sh', 'my config.py', '4', '--amp', **nodes)
     assert lines[:3] == ['python', '-m', 'torch.distributed.run']

@@ -13,7 +13,7 @@ from support.tools import ROOT, Touch, load_tool
 
 @pytest.fixture
 def evil(tmp_path):
-    """A checkpoint that makes a folder when it is unpickled, and that holds all that a training resumes from."""
+    """Write a checkpoint that creates a folder when it is unpickled, and that a training could resume from."""
     path = tmp_path / 'evil.pth'
     parts = dict(meta=dict(epoch=1, iter=2), state_dict={}, message_hub={}, optimizer={})
     torch.save({**parts, 'x': Touch(tmp_path / 'proof')}, path)
@@ -24,7 +24,7 @@ def evil(tmp_path):
 
 
 def pretrained(tiny_config, path):
-    """A config whose backbone starts from a file."""
+    """Let the backbone of a config start from a file."""
     text = tiny_config.read_text()
     part = "backbone=dict(type='MobileNetV2', "
     assert part in text
@@ -56,7 +56,7 @@ def test_test(evil, tiny_config, test_args, tmp_path):
 
 
 def test_test_reads_no_pretrained_weights(evil, tiny_config, test_args, tmp_path):
-    """Those of the checkpoint count, so the file need not be there either."""
+    """The weights come from the checkpoint, so the file may be missing."""
     cfg = launch.load_config(str(tiny_config))
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), tmp_path / 'a.pth')
@@ -81,7 +81,7 @@ test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
 @pytest.mark.parametrize('tool', ['analysis_tools/energy', 'visualizations/kao_coefficients', 'deployment/export'])
 def test_tools_that_build_a_model(tool, way, evil, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(ROOT / 'tools' / tool.split('/')[0]))  # as of a script that is run
+    monkeypatch.syspath_prepend(str(ROOT / 'tools' / tool.split('/')[0]))  # as for a script that is run
     config, init = tmp_path / 'a.py', dict(type='Pretrained', checkpoint=str(evil)) if way == 'Pretrained' else None
     text = QKFORMER.format(init=init)
     if 'coefficients' in tool:
