@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
 from mmkron.engine import cli
+from mmkron.engine import runner as launch
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -32,10 +33,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_args(argv)
-    from mmkron.engine import runner  # imports PyTorch, which --help does not need
-
-    cli.main(runner.train, args)
+    cli.main(launch.train, parse_args(argv))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,14 @@
-"""Merge the arguments of ``tools/train.py`` and ``tools/test.py`` into a config, as the scripts of each host do."""
+"""Merge the arguments of the tools into a config, as the scripts of each host do."""
 
 from __future__ import annotations
 
 import os.path as osp
 from argparse import Namespace
-from copy import deepcopy
 
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 
-from mmkron.data_checks.common import leaf_datasets, type_name
+from mmkron.data_checks.common import type_name
 from mmkron.engine.checkpoints import checkpoint_path
 from mmkron.engine.errors import LaunchError
 
@@ -51,7 +50,7 @@ def merge_train_args(cfg: Config, args: Namespace) -> Config:
         LaunchError: The config has no part that an argument needs, or a checkpoint is missing.
     """
     merge_common_args(cfg, args)
-    _check_sections(cfg, args.config, ('train_dataloader', 'train_cfg', 'optim_wrapper'))
+    check_sections(cfg, args.config, ('train_dataloader', 'train_cfg', 'optim_wrapper'))
     if args.no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if args.amp:
@@ -70,89 +69,8 @@ def merge_train_args(cfg: Config, args: Namespace) -> Config:
     return cfg
 
 
-def merge_test_args(cfg: Config, args: Namespace) -> Config:
-    """Merge the arguments of ``tools/test.py`` into a config, and return it.
-
-    Raises:
-        LaunchError: The config has no part that an argument needs, or the checkpoint is missing.
-    """
-    merge_common_args(cfg, args)
-    _check_sections(cfg, args.config, ('test_dataloader', 'test_evaluator', 'test_cfg'))
-    cfg.load_from = checkpoint_path(args.checkpoint, 'checkpoint')
-    cfg.resume = False
-    if args.show or args.show_dir is not None:
-        _show_predictions(cfg, args)
-    if args.tta:
-        _augment_at_test_time(cfg)
-    if args.out is not None:
-        _save_predictions(cfg, args.out)
-    return cfg
-
-
-def _check_sections(cfg: Config, config: str, keys: tuple[str, ...]) -> None:
+def check_sections(cfg: Config, config: str, keys: tuple[str, ...]) -> None:
+    """Raise LaunchError if a config has no section of one of these names."""
     missing = [key for key in keys if cfg.get(key) is None]
     if missing:
         raise LaunchError(f'config {config!r} has no {", ".join(missing)}')
-
-
-def _show_predictions(cfg: Config, args: Namespace) -> None:
-    """Turn on the visualization hook of the host, with ``args.show_dir`` itself as the folder for images."""
-    scope = cfg.get('default_scope')
-    hook = (cfg.get('default_hooks') or {}).get('visualization')
-    if hook is None:
-        raise LaunchError('--show and --show-dir need default_hooks.visualization in the config')
-    if scope not in ('mmseg', 'mmdet'):
-        if args.tta:
-            raise LaunchError('--show and --show-dir cannot be combined with --tta: the hook draws a single view')
-        hook.update(enable=True, show=args.show, wait_time=args.wait_time, out_dir=args.show_dir, interval=1)
-        return
-    hook.draw = True
-    if args.show:
-        hook.update(show=True, wait_time=args.wait_time)
-    if args.show_dir is not None and scope == 'mmdet':
-        hook.test_out_dir = osp.abspath(args.show_dir)  # the hook puts a relative path below the folder of the log
-    elif args.show_dir is not None:
-        if args.show or cfg.get('visualizer') is None:
-            raise LaunchError('--show-dir needs a visualizer in the config and cannot be combined with --show')
-        backends = cfg.visualizer.get('vis_backends') or ()
-        own = ConfigDict(type='LocalVisBackend', img_save_dir=osp.abspath(args.show_dir))
-        cfg.visualizer.vis_backends = [*(part for part in backends if type_name(part) != own.type), own]
-        hook.setdefault('interval', 1)  # the default of the hook draws one image in 50
-
-
-def _augment_at_test_time(cfg: Config) -> None:
-    """Wrap the model in ``tta_model`` and read by ``tta_pipeline``; both default to flipping with MMPretrain."""
-    datasets = [dataset for _, dataset in leaf_datasets(cfg.test_dataloader.get('dataset'), '')]
-    if cfg.get('default_scope') == 'mmpretrain':
-        cfg.setdefault('tta_model', dict(type='mmpretrain.AverageClsScoreTTA'))
-        pipeline = next((dataset.pipeline for dataset in datasets if dataset.get('pipeline')), None)
-        if cfg.get('tta_pipeline') is None and pipeline is not None:
-            flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
-            transforms = [flips, [deepcopy(pipeline[-1])]]
-            cfg.tta_pipeline = [*deepcopy(pipeline[:-1]), dict(type='TestTimeAug', transforms=transforms)]
-    if cfg.get('tta_model') is None or cfg.get('tta_pipeline') is None:
-        raise LaunchError('--tta needs tta_model and tta_pipeline in the config')
-    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
-    for dataset in datasets:
-        dataset.pipeline = deepcopy(cfg.tta_pipeline)
-
-
-def _save_predictions(cfg: Config, out: str) -> None:
-    """Write the predictions to a file, or the label maps to a folder with MMSegmentation."""
-    evaluator = cfg.test_evaluator
-    nested = isinstance(evaluator, dict) and 'metrics' in evaluator
-    metrics = evaluator.metrics if nested else evaluator
-    metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
-    if cfg.get('default_scope') == 'mmseg':
-        # Only one metric writes: two would write files of the same names, perhaps with other label ids.
-        writer = next((m for m in metrics if type_name(m) in ('IoUMetric', 'CityscapesMetric')), metrics[0])
-        writer.update(output_dir=out, keep_results=True)
-        return
-    if not out.endswith(('.pkl', '.pickle')):
-        raise LaunchError(f'--out must end in .pkl or .pickle, got {out!r}')
-    dump = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
-    metrics.append(dict(type=dump, out_file_path=out))
-    if nested:
-        evaluator.metrics = metrics
-    else:
-        cfg.test_evaluator = metrics

@@ -1,4 +1,4 @@
-"""Train and test with a config of MMPretrain, MMSegmentation or MMDetection: load, merge, check, build, run."""
+"""Train with a config of MMPretrain, MMSegmentation or MMDetection: load, merge, check, build, run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torch import nn
 from mmkron import data_checks
 from mmkron.data_checks.common import type_name
 from mmkron.engine.arguments import merge_common_args as merge_common_args
-from mmkron.engine.arguments import merge_test_args, merge_train_args
-from mmkron.engine.checkpoints import check_checkpoints, read_load_from, refusal, safe_loading
+from mmkron.engine.arguments import merge_train_args
+from mmkron.engine.checkpoints import check_checkpoints, refusal, safe_loading
 from mmkron.engine.checkpoints import checkpoint_path as checkpoint_path
 from mmkron.engine.cli import main as main
 from mmkron.engine.console import StartSummaryHook, quiet
@@ -67,36 +67,6 @@ def train(args: Namespace) -> Runner:
                 if isinstance(hook, ResumeHook):
                     hook.restore_handlers()
     return runner
-
-
-def test(args: Namespace) -> dict:
-    """Test a checkpoint with a config, and return the metrics.
-
-    Args:
-        args: The arguments of ``tools/test.py``.
-
-    Raises:
-        LaunchError: An argument does not fit the config, or a file, data or a package is missing.
-    """
-    cfg = merge_test_args(load_config(args.config), args)
-    check_data(cfg, args.config, ('test',))
-    content = read_load_from(cfg, 'checkpoint')
-    results = {'--work-dir': cfg.work_dir, '--show-dir': args.show_dir, '--out': args.out}
-    for argument, path in results.items():
-        if path is not None:
-            check_writable(path, argument, is_file=argument == '--out' and cfg.get('default_scope') != 'mmseg')
-    with environment(cfg, args):
-        runner = build_runner(cfg)
-        hint = 'use --allow-partial to test it nevertheless'
-        check_fit(runner.model, cfg.load_from, content, 'checkpoint', whole=not args.allow_partial, hint=hint)
-        del content
-        runner.register_hook(StartSummaryHook())
-        metrics = runner.test()
-        if args.show_dir is not None:
-            runner.logger.info(f'images with the predictions are in {osp.abspath(args.show_dir)}')
-        if args.out is not None:
-            runner.logger.info(f'predictions are in {args.out if "://" in args.out else osp.abspath(args.out)}')
-    return metrics
 
 
 def load_config(path: str) -> Config:

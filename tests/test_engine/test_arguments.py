@@ -14,6 +14,9 @@ from PIL import Image
 from mmkron.engine import arguments
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
+from support.tools import load_tool
+
+tool = load_tool('test')
 
 FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
 
@@ -48,7 +51,7 @@ def merge_test(test_args, tmp_path):
     checkpoint.touch()
 
     def merge(cfg, *argv):
-        return arguments.merge_test_args(cfg, test_args('folder/name.py', checkpoint, *argv))
+        return tool.merge_args(cfg, test_args('folder/name.py', checkpoint, *argv))
 
     return merge
 
@@ -318,7 +321,7 @@ def test_tta_in_nested_datasets(merge_test):
 
 def test_test_needs_a_checkpoint_and_its_sections(merge_test, test_args):
     with raises(LaunchError, 'checkpoint', 'nowhere.pth'):
-        arguments.merge_test_args(host_config('mmseg'), test_args('c.py', 'nowhere.pth'))
+        tool.merge_args(host_config('mmseg'), test_args('c.py', 'nowhere.pth'))
     with raises(LaunchError, 'test_cfg', 'test_dataloader'):
         merge_test(host_config('mmseg', test_dataloader=None, test_cfg=None))
 

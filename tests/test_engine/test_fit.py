@@ -12,6 +12,9 @@ from mmkron.engine import runner as launch
 from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
+from support.tools import load_tool
+
+tool = load_tool('test')
 
 
 class Backbone(BaseModule):
@@ -256,7 +259,7 @@ OTHER_MODEL = ("type='MobileNetV2', widen_factor=0.1", "type='MobileNetV2', wide
 
 def test_test(trained, tiny_config, test_args, tmp_path, lines):
     def run(config, checkpoint, *argv):
-        return launch.test(test_args(config, checkpoint, '--work-dir', tmp_path / 'test', *argv))
+        return tool.test(test_args(config, checkpoint, '--work-dir', tmp_path / 'test', *argv))
 
     path = trained / 'epoch_1.pth'
     metrics = run(tiny_config, path)
@@ -319,7 +322,7 @@ def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path,
     path = tmp_path / 'ema/epoch_1.pth'
     assert 'ema_state_dict' in read_whole(path, '')
     for chosen in (config, tiny_config):
-        launch.test(test_args(chosen, path, '--work-dir', tmp_path / 'test'))
+        tool.test(test_args(chosen, path, '--work-dir', tmp_path / 'test'))
     launch.train(
         train_args(
             config,

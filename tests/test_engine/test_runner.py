@@ -22,7 +22,9 @@ from mmkron.engine import runner as launch
 from mmkron.engine.console import quiet
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
-from support.tools import CLASSES, make_image_tree
+from support.tools import CLASSES, load_tool, make_image_tree
+
+tool = load_tool('test')
 
 
 def load(path):
@@ -232,7 +234,7 @@ def test_resume_has_the_same_weights(trained, tiny_config, train_args, monkeypat
 def test_out_and_show_dir(trained, tiny_config, test_args, tmp_path, capsys):
     out, folder = tmp_path / 'out.pkl', tmp_path / 'vis'
     options = ['--work-dir', tmp_path / 'test', '--out', out, '--show-dir', folder]
-    metrics = launch.test(test_args(tiny_config, trained / 'epoch_1.pth', *options))
+    metrics = tool.test(test_args(tiny_config, trained / 'epoch_1.pth', *options))
     printed = capsys.readouterr().out
     assert str(out) in printed
     assert str(folder) in printed
@@ -259,7 +261,7 @@ def test_results_that_cannot_be_written(tiny_config, test_args, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, 'build_runner', lambda cfg: pytest.fail('a runner was built'))
     with raises(LaunchError, option, path):
-        launch.test(test_args(tiny_config, 'a.pth', option, path))
+        tool.test(test_args(tiny_config, 'a.pth', option, path))
 
 
 def test_results_are_overwritten_only_later(tmp_path, monkeypatch):
@@ -296,7 +298,7 @@ def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
         )
         if name == 'flipped':
             args.cfg_options = {'test_dataloader.dataset.pipeline': eval(flip.format(1.0))}
-        launch.test(args)
+        tool.test(args)
         predictions = pickle.loads((tmp_path / f'{name}.pkl').read_bytes())
         scores[name] = torch.stack([prediction['pred_score'] for prediction in predictions])
     torch.testing.assert_close(scores['tta'], (scores['plain'] + scores['flipped']) / 2)
@@ -376,10 +378,10 @@ def test_console(tiny_config, train_args, test_args, tmp_path, capsys, monkeypat
     own += "runner_type = 'FlexibleRunner'\n" * flexible
     config.write_text(tiny_config.read_text() + own)
 
-    def run(tool, args):
+    def run(call, args):
         args.cfg_options = dict(args.cfg_options or {}, experiment_name=uuid.uuid4().hex)
         capsys.readouterr()
-        result = tool(args)
+        result = call(args)
         lines = capsys.readouterr().out.splitlines()
         return result, lines, *summary_of(lines)
 
@@ -403,7 +405,7 @@ def test_console(tiny_config, train_args, test_args, tmp_path, capsys, monkeypat
     runner, *_, rows = run(launch.train, args)
     assert (runner.epoch, runner.iter) == (2, 4)
     assert rows['weights'] == f'resumed from {checkpoint}, after epoch 1, iteration 2'
-    _, lines, start, rows = run(launch.test, test_args(config, checkpoint, '--work-dir', tmp_path / 'test'))
+    _, lines, start, rows = run(tool.test, test_args(config, checkpoint, '--work-dir', tmp_path / 'test'))
     assert start <= 3
     assert rows.keys() == {'config', 'model', 'test', 'classes', 'weights', 'results', 'log'}
     assert any('accuracy/top1' in line for line in lines[start:])

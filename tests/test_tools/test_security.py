@@ -52,7 +52,7 @@ def test_train(way, evil, tiny_config, train_args, tmp_path):
 
 def test_test(evil, tiny_config, test_args, tmp_path):
     with pytest.raises(LaunchError, match=r'checkpoint .*evil\.pth is refused.*mkdir'):
-        launch.test(test_args(tiny_config, evil, '--work-dir', tmp_path / 'work'))
+        load_tool('test').test(test_args(tiny_config, evil, '--work-dir', tmp_path / 'work'))
 
 
 def test_test_reads_no_pretrained_weights(evil, tiny_config, test_args, tmp_path):
@@ -63,7 +63,8 @@ def test_test_reads_no_pretrained_weights(evil, tiny_config, test_args, tmp_path
     for path in (evil, 'gone.pth'):
         config = tmp_path / f'{path == evil}.py'
         shutil.copy(tiny_config, config)
-        metrics = launch.test(test_args(pretrained(config, path), tmp_path / 'a.pth', '--work-dir', tmp_path / 'work'))
+        args = test_args(pretrained(config, path), tmp_path / 'a.pth', '--work-dir', tmp_path / 'work')
+        metrics = load_tool('test').test(args)
         assert 0 <= metrics['accuracy/top1'] <= 100
 
 
