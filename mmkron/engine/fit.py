@@ -7,15 +7,13 @@ import os.path as osp
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.runner import Runner, checkpoint
+from mmengine.runner import checkpoint
 from torch import Tensor, nn
 
 from mmkron.engine.checkpoints import checkpoint_path, read_whole, state_dict_of
 from mmkron.engine.errors import LaunchError
-from mmkron.engine.hooks.schedule import START_FROM_WEIGHTS, FollowConfigHook
 
 
 class Fit(NamedTuple):
@@ -88,20 +86,6 @@ def check_fit(model: nn.Module, path: str | None, content: Any, argument: str, w
     if whole and fit.unset:
         raise LaunchError(f'{source} does not fit the model: {fit}{hint and f"; {hint}"}')
     fit.report(source)
-
-
-def check_start(runner: Runner, cfg: Config, content: Any) -> None:
-    """Check that the checkpoint of a training fits its model, and let a resumed training follow its config.
-
-    ``content`` is the content of ``cfg.load_from``, or None.
-
-    Raises:
-        LaunchError: It does not fit. A resumed training needs each tensor, another one some of the backbone.
-    """
-    runner.register_hook(FollowConfigHook())
-    path, resume = cfg.get('load_from'), bool(cfg.get('resume'))
-    check_fit(runner.model, path, content, '--resume' if resume else 'load_from', resume, START_FROM_WEIGHTS)
-    watch_pretrained(runner.model)  # only now: the first load that it sees must be the one of init_weights
 
 
 def find_pretrained(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict]]:

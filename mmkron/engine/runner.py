@@ -32,8 +32,8 @@ from mmkron.engine.cli import main as main
 from mmkron.engine.console import StartSummaryHook, quiet
 from mmkron.engine.data_errors import NamedSamplesMixin
 from mmkron.engine.errors import LaunchError, describe_config_error
-from mmkron.engine.fit import check_fit, check_start, watch_pretrained
-from mmkron.engine.hooks import ResumeHook
+from mmkron.engine.fit import check_fit, watch_pretrained
+from mmkron.engine.hooks.schedule import START_FROM_WEIGHTS, FollowConfigHook
 from mmkron.utils.collect_env import remedy_of
 
 HOSTS = ('mmpretrain', 'mmseg', 'mmdet')
@@ -57,14 +57,18 @@ def train(args: Namespace) -> Runner:
     check_writable(cfg.work_dir, '--work-dir')
     with environment(cfg, args):
         runner = build_runner(cfg)
-        check_start(runner, cfg, content)
-        del content  # it is as large as the model and its optimizer
+        runner.register_hook(FollowConfigHook())
         runner.register_hook(StartSummaryHook())
+        # A resumed training needs each tensor, another one some of the backbone.
+        argument, whole = ('--resume', True) if cfg.get('resume') else ('load_from', False)
+        check_fit(runner.model, cfg.get('load_from'), content, argument, whole, hint=START_FROM_WEIGHTS)
+        del content  # it is as large as the model and its optimizer
+        watch_pretrained(runner.model)  # only now: the first load that it sees must be the one of init_weights
         try:
             runner.train()
         finally:
             for hook in runner.hooks:
-                if isinstance(hook, ResumeHook):
+                if hasattr(hook, 'restore_handlers'):  # of signals; MMEngine calls no hook after an error
                     hook.restore_handlers()
     return runner
 
@@ -202,7 +206,7 @@ def build_runner(cfg: Config) -> Runner:
     """
     if 'runner_type' not in cfg:
         return LaunchRunner.from_cfg(cfg)
-    if cfg.runner_type != 'FlexibleRunner':
+    if cfg.runner_type not in ('FlexibleRunner', 'mmkron.FlexibleRunner'):
         return RUNNERS.build(cfg)
     from mmkron.engine.flexible import FlexibleRunner
 

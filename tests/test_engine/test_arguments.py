@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import HOOKS, METRICS, VISUALIZERS, DefaultScope
+from mmengine.registry import HOOKS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 from PIL import Image
 
@@ -324,10 +324,3 @@ def test_test_needs_a_checkpoint_and_its_sections(merge_test, test_args):
         tool.merge_args(host_config('mmseg'), test_args('c.py', 'nowhere.pth'))
     with raises(LaunchError, 'test_cfg', 'test_dataloader'):
         merge_test(host_config('mmseg', test_dataloader=None, test_cfg=None))
-
-
-def test_name_that_mmdet_knows():
-    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
-    pytest.importorskip('mmdet.models')
-    with METRICS.switch_scope_and_registry('mmdet') as registry:
-        assert registry.get('DumpDetResults').__name__ == 'DumpDetResults'

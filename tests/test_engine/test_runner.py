@@ -22,7 +22,7 @@ from mmkron.engine import runner as launch
 from mmkron.engine.console import quiet
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
-from support.tools import CLASSES, load_tool, make_image_tree
+from support.tools import CLASSES, load_tool
 
 tool = load_tool('test')
 
@@ -146,14 +146,6 @@ def test_only_the_first_process_speaks(capsys, monkeypatch):
                 cli.main(fail, Namespace())
         assert (caught, stop.value.code) == ([], 1)
     assert capsys.readouterr() == ('', '')
-
-
-def test_other_errors_keep_their_traceback():
-    def fail(args):
-        raise KeyError('a')
-
-    with pytest.raises(KeyError):
-        cli.main(fail, Namespace())
 
 
 # -------------------------------------------------------------------------------------------------------- processes
@@ -303,24 +295,6 @@ def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
         scores[name] = torch.stack([prediction['pred_score'] for prediction in predictions])
     torch.testing.assert_close(scores['tta'], (scores['plain'] + scores['flipped']) / 2)
     assert not torch.equal(scores['tta'], scores['plain'])
-
-
-def test_meta_file_decides_the_labels(tmp_path, tiny_config, train_args):
-    root = make_image_tree(tmp_path / 'with_meta', with_meta=True)
-    (root / 'meta' / 'train.txt').write_text(f'{CLASSES[1]}/{CLASSES[1]}_2.JPEG 0\n' * 2)
-    runner = launch.train(
-        train_args(
-            tiny_config,
-            '--work-dir',
-            tmp_path / 'work',
-            '--no-validate',
-            '--cfg-options',
-            f'train_dataloader.dataset.data_root={root}',
-        )
-    )
-    info = runner.train_dataloader.dataset.get_data_info(0)
-    assert len(runner.train_dataloader.dataset) == 2
-    assert (info['gt_label'], info['img_path']) == (0, f'{root}/train/{CLASSES[1]}/{CLASSES[1]}_2.JPEG')
 
 
 def test_runs_leave_no_scope_behind(trained, tiny_config, train_args, tmp_path):
