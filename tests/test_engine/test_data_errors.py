@@ -4,7 +4,6 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from mmengine.config import Config
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 from mmengine.registry import TRANSFORMS, DefaultScope
 from PIL import Image
@@ -30,7 +29,6 @@ class Fail:
 @pytest.fixture
 def train(tiny_config, train_args, tmp_path, monkeypatch):
     """Train the tiny image tree with changes of the config."""
-    monkeypatch.setattr(Config, 'pretty_text', '')
     monkeypatch.setitem(TRANSFORMS.module_dict, 'Fail', Fail)
 
     def run(changes, workers):

@@ -6,7 +6,6 @@ import resource
 import uuid
 
 import pytest
-from mmengine.config import Config
 
 from mmkron.engine import checkpoints
 from mmkron.engine import runner as launch
@@ -17,7 +16,6 @@ from mmkron.engine.errors import LaunchError
 def train(tiny_config, train_args, tmp_path, monkeypatch):
     """Train the tiny image tree with changes of the config."""
     monkeypatch.setattr(os, 'fsync', lambda descriptor: None)  # for a power cut, which nothing here tests
-    monkeypatch.setattr(Config, 'pretty_text', '')
 
     def run(changes):
         path = tmp_path / 'changed.py'

@@ -297,7 +297,7 @@ def test_tta_run_averages_both_flips(trained, tiny_config, test_args, tmp_path):
     assert not torch.equal(scores['tta'], scores['plain'])
 
 
-def test_runs_leave_no_scope_behind(trained, tiny_config, train_args, tmp_path):
+def test_runs_restore_the_default_scope(tiny_config, train_args, tmp_path):
     before = DefaultScope.get_current_instance()
     with DefaultScope.overwrite_default_scope('mmdet'):  # as after a detector in the same process
         launch.train(train_args(tiny_config, '--work-dir', tmp_path / 'again'))
@@ -344,9 +344,8 @@ def summary_of(lines):
 
 
 @pytest.mark.parametrize('flexible', [False, True])
-def test_console(tiny_config, train_args, test_args, tmp_path, capsys, monkeypatch, flexible):
+def test_console(tiny_config, train_args, test_args, tmp_path, capsys, flexible):
     """A short summary comes before the first line of a training or a test; the log file has everything."""
-    monkeypatch.setattr(Config, 'pretty_text', 'model = dict()')  # formatting takes seconds
     config, work = tmp_path / 'own.py', tmp_path / 'work'
     own = "default_hooks['logger'] = dict(type='LoggerHook', interval=1)\n"
     own += "runner_type = 'FlexibleRunner'\n" * flexible

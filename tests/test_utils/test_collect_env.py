@@ -100,10 +100,9 @@ def test_broken_packages(monkeypatch, tmp_path):
     assert 'mmcv._ext' in report.mmcv_ops
 
 
-def test_imports():
-    """In a process of its own: utils import no torch, and the report no host."""
-    code = 'import sys, mmkron.utils.collect_env; assert "torch" not in sys.modules; mmkron.compat_report();'
-    code += 'assert not {"mmpretrain", "mmseg", "mmdet"} & {*sys.modules}'
+def test_import_is_light():
+    """In a process of its own, since this one has imported everything."""
+    code = 'import sys, mmkron.utils.collect_env; assert not {"torch", "mmengine"} & {*sys.modules}'
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
