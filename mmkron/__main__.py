@@ -1,4 +1,4 @@
-"""``python -m mmkron``: the versions of the stack, what works with them, and what to do about what does not."""
+"""Print the versions of the stack, and the known problems of this environment with their remedies."""
 
 from mmkron.utils.collect_env import compat_report
 

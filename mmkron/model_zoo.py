@@ -1,4 +1,4 @@
-"""The shipped configs by name, and their entries in MMPretrain's model index."""
+"""Find the shipped configs by name, and register them in MMPretrain's model index."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def index_root() -> Path:
-    """The folder of ``model-index.yml`` and ``configs``: ``mmkron/.mim`` of an install, else the source tree.
+    """Return the folder of ``model-index.yml`` and ``configs``: ``mmkron/.mim`` when installed, else the source tree.
 
     Raises:
-        FileNotFoundError: mmkron was copied without them.
+        FileNotFoundError: The package was copied without them.
     """
     for root in (PACKAGE / '.mim', PACKAGE.parent):
         if (root / 'model-index.yml').is_file():
@@ -33,7 +33,7 @@ def index_root() -> Path:
 
 @cache
 def load_metafiles() -> tuple[list[dict], list[dict]]:
-    """The collections and the models of all metafiles, as they are written there."""
+    """Return the collections and the models of all metafiles."""
     root = index_root()
     collections, models = [], []
     for name in yaml.safe_load((root / 'model-index.yml').read_text(encoding='utf-8'))['Import']:
@@ -45,25 +45,26 @@ def load_metafiles() -> tuple[list[dict], list[dict]]:
 
 @cache
 def _config_paths() -> dict[str, str]:
-    """Path below :func:`index_root` by each name that a config goes by, in lower case."""
-    paths = {}
+    """Return the path of each config relative to :func:`index_root`, by all its names in lower case."""
+    paths: dict[str, str] = {}
     for model in load_metafiles()[1]:
         path = model['Config']
         aliases = model.get('Alias') or []
-        for name in (model['Name'], Path(path).stem, *([aliases] if isinstance(aliases, str) else aliases)):
+        aliases = [aliases] if isinstance(aliases, str) else aliases
+        for name in (model['Name'], Path(path).stem, *aliases):
             if paths.setdefault(name.lower(), path) != path:
                 raise ValueError(f'the metafiles give the name {name!r} to both {paths[name.lower()]} and {path}')
     return paths
 
 
 def list_configs(pattern: str = '*') -> list[str]:
-    """The names that :func:`get_config` takes: models of the metafiles, their aliases, and file names without ``.py``.
+    """List the names that :func:`get_config` takes: models, their aliases, and file names without ``.py``.
 
     Args:
-        pattern: a wildcard pattern for the whole name, such as ``'*kanet*'``, in any case.
+        pattern: A wildcard pattern for the whole name, such as ``'*kanet*'``. The case does not matter.
 
     Raises:
-        TypeError: ``pattern`` is no string.
+        TypeError: ``pattern`` is not a string.
     """
     if not isinstance(pattern, str):
         raise TypeError(f'pattern must be a str, got {pattern!r}')
@@ -71,46 +72,49 @@ def list_configs(pattern: str = '*') -> list[str]:
 
 
 def get_config(name: str) -> Config:
-    """A shipped config by name, such as ``'kanet-kv_8xb64_in1k'``.
+    """Load a shipped config by name.
 
     ``mmpretrain.get_model``, ``mmdet.apis.DetInferencer`` and ``mmseg.apis.MMSegInferencer`` take it as ``model``. A
-    runner needs a ``work_dir`` besides, and what ``tools/train.py`` adds for MMPretrain. It is the caller's to change.
+    runner also needs a ``work_dir``, and with MMPretrain the settings of data loaders that ``tools/train.py`` adds.
 
     Args:
-        name: one of :func:`list_configs`, in any case.
+        name: One of :func:`list_configs`, such as ``'kanet-kv_8xb64_in1k'``. The case does not matter.
+
+    Returns:
+        A new config at each call.
 
     Raises:
-        TypeError: ``name`` is no string.
-        ValueError: there is no such config.
+        TypeError: ``name`` is not a string.
+        ValueError: There is no such config.
     """
     if not isinstance(name, str):
         raise TypeError(f'name must be a str, got {name!r}')
     paths = _config_paths()
     path = paths.get(name.lower())
     if path is None:
-        close = get_close_matches(name.lower(), paths, n=5, cutoff=0.5)
-        hint = f'close to it: {", ".join(close)}' if close else 'nothing is close to it'
-        raise ValueError(f'name must be one of mmkron.list_configs(), got {name!r}; {hint}')
+        similar = ', '.join(get_close_matches(name.lower(), paths, n=5, cutoff=0.5)) or 'none'
+        raise ValueError(f'name must be one of mmkron.list_configs(), got {name!r}; similar names: {similar}')
     from mmengine.config import Config
 
     return Config.fromfile(index_root() / path)
 
 
 def register_models() -> list[str]:
-    """Puts the classifiers of this project into MMPretrain's model index, where it only looks for its own.
+    """Register the classifiers of mmkron in MMPretrain's model index.
 
-    Then ``mmpretrain.list_models('*kanet*')`` lists them; ``mmpretrain.get_model`` and MMPretrain's inferencers take
-    their names. A second call changes nothing. There are no released weights: give ``pretrained`` a checkpoint.
+    Then ``mmpretrain.list_models('*kanet*')`` lists them, and ``mmpretrain.get_model`` and MMPretrain's inferencers
+    take their names. A second call changes nothing. There are no released weights: pass a checkpoint as
+    ``pretrained``.
 
     Returns:
-        The names of all these classifiers.
+        The names of all classifiers.
 
     Raises:
         ImportError: MMPretrain cannot be imported.
     """
     try:
         from mmpretrain.apis.model import ModelHub
-    except (ImportError, AssertionError) as error:  # it asserts the versions that it works with
+    except (ImportError, AssertionError) as error:  # it asserts the versions that it supports
         from mmkron.utils.collect_env import remedy_of
 
         remedy = remedy_of(error) or 'docs/install.md says how to install it'
@@ -121,7 +125,7 @@ def register_models() -> list[str]:
     ]
     new = [model for model in models if not ModelHub.has(model['Name'].lower())]
     if new:
-        # The hub reads whole files and takes every model for a classifier, so it gets a file of those.
+        # The hub reads whole files and takes every model for a classifier, so it gets a file of classifiers only.
         with TemporaryDirectory() as folder:
             index = Path(folder) / 'model-index.yml'
             index.write_text(yaml.safe_dump(dict(Collections=collections, Models=new)), encoding='utf-8')

@@ -49,7 +49,7 @@ BACKBONES = {
 
 @contextmanager
 def nothing_allowed():
-    """As in a fresh process: what torch.load may read beside tensors is what PyTorch itself allows."""
+    """Restore the state of a new process, in which torch.load reads only what PyTorch itself allows."""
     allowed = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
@@ -72,7 +72,7 @@ def classifier(name):
 
 @pytest.fixture(scope='module', params=BACKBONES)
 def trained(request, tmp_path_factory):
-    """The name of a backbone and a checkpoint of two steps of training, as the runner's hooks leave it."""
+    """Return the name of a backbone, a checkpoint of two steps of training, and its averaged weights."""
     folder = tmp_path_factory.mktemp(request.param)
     images = torch.randint(0, 256, (4, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     samples = [dict(inputs=x, data_samples=DataSample().set_gt_label(i % 3)) for i, x in enumerate(images)]
@@ -128,7 +128,7 @@ def dense(host, name, checkpoint):
 
 @pytest.mark.parametrize('host', ['mmdet', 'mmseg'])
 def test_backbone_of_a_dense_model(trained, host):
-    """Zero missing and unexpected backbone keys, and every tensor is the classifier's."""
+    """No key of the backbone is missing or unexpected, and every tensor equals the classifier's."""
     name, path, averaged = trained
     mmkron.allow_checkpoint_globals()
     with DefaultScope.overwrite_default_scope(host):
@@ -156,7 +156,7 @@ def tool():
 
 
 def test_publish(trained, tool, tmp_path, capsys):
-    """Weights and meta alone, the hash in the name, readable without anything allowed; the model computes the same."""
+    """Only weights and meta, with the hash in the name; torch.load reads it with nothing allowed."""
     name, path, averaged = trained
     tool.main([str(path), str(tmp_path / 'new' / 'small.pth')])
     (published,) = (tmp_path / 'new').iterdir()
@@ -181,7 +181,7 @@ def test_publish(trained, tool, tmp_path, capsys):
 
 
 def test_publish_numpy(tool, tmp_path):
-    """Arrays in the meta, such as a dataset's palette, would need a permission of whoever loads the file."""
+    """Arrays in the meta, such as the palette of a dataset, could not be loaded without permission."""
     palette = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.uint8)
     meta = dict(dataset_meta=dict(classes=('a', 'b'), palette=palette), best=np.float64(0.5), more=[palette[0]])
     mmkron.allow_checkpoint_globals()
@@ -203,7 +203,7 @@ def test_publish_spares_other_files(tool, tmp_path):
 
 
 def test_disk_full(tool, tmp_path):
-    """One message, and no file that is half written; the converters write in the same way."""
+    """The tool ends with one message and leaves no partial file."""
     resource = pytest.importorskip('resource', reason='Windows has no limit on the size of files')
     torch.save(dict(meta={}, state_dict=dict(w=torch.zeros(10_000))), tmp_path / 'a.pth')
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,35 +1,37 @@
-"""Trains a classifier or a detector (arguments as of train.py), says how good it got and draws some predictions."""
+"""Train a classifier or a detector with the arguments of train.py, then print its scores and draw predictions."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mmengine.runner import Runner, load_checkpoint
 
-import train as train_tool
+import train as train_tool  # it makes a checkout that is not installed importable
+from mmkron.engine import cli
 from mmkron.engine import runner as launch
 
-GRID = (4, 8)
-SCENES = (3, 2)  # rows and columns of the detector's picture
-ENLARGED = 640  # pixels of a scene's longer side as it is drawn: boxes and names can be read
-SCORE = 0.4  # a detection below it is not drawn
+GRID = (4, 8)  # rows and columns of the picture of a classifier
+SCENES = (3, 2)  # rows and columns of the picture of a detector
+ENLARGED = 640  # pixels of the longer side of a scene, so that boxes and names can be read
+SCORE = 0.4  # detections with a lower score are not drawn
 
 
 @torch.no_grad()
 def predict(runner: Runner) -> Iterator[tuple[dict, list]]:
-    """Batches of the validation set, each with the samples that the model has put its predictions into."""
+    """Yield each batch of the validation set with the samples that hold the predictions."""
     model = runner.model.eval()
     for batch in runner.val_dataloader:
         yield batch, model.val_step(batch)
 
 
 def draw(scores: np.ndarray, labels: np.ndarray, images: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    """The predictions the model is least sure of beside the same number of others; wrong ones in red."""
+    """Draw the least certain predictions and as many others; wrong ones in red."""
     rows, columns = GRID
     predicted, confidence = scores.argmax(1), scores.max(1)
     by_confidence = np.argsort(confidence)
@@ -54,7 +56,7 @@ def draw(scores: np.ndarray, labels: np.ndarray, images: np.ndarray, classes: tu
 
 
 def report_classifier(runner: Runner, picture: Path) -> dict[str, str]:
-    """Draws ``picture`` and returns the top-1 of the validation set."""
+    """Draw ``picture``, and return the top-1 accuracy on the validation set."""
     scores, labels, images = [], [], []
     for batch, samples in predict(runner):
         images += [image.permute(1, 2, 0).squeeze(-1).numpy() for image in batch['inputs']]
@@ -65,8 +67,8 @@ def report_classifier(runner: Runner, picture: Path) -> dict[str, str]:
     return {'best top-1': f'{100 * (scores.argmax(1) == labels).mean():.2f} % on {len(labels)} validation images'}
 
 
-def enlarge(image: np.ndarray, sample):
-    """Image and sample, with both kinds of instances, at a size at which boxes and names can be read."""
+def enlarge(image: np.ndarray, sample: Any) -> tuple[np.ndarray, Any]:
+    """Enlarge an image and its sample, with predicted and true instances, so that boxes and names can be read."""
     import mmcv
 
     sample = sample.cpu()
@@ -84,7 +86,7 @@ def enlarge(image: np.ndarray, sample):
 
 
 def report_detector(runner: Runner, picture: Path) -> dict[str, str]:
-    """Draws ``picture`` with the host's visualizer and returns the evaluator's average precisions."""
+    """Draw ``picture`` with the visualizer of the host, and return the average precisions of the evaluator."""
     import mmcv
 
     evaluator, dataset, visualizer = runner.val_evaluator, runner.val_dataloader.dataset, runner.visualizer
@@ -119,20 +121,18 @@ REPORTS = {'mmpretrain': report_classifier, 'mmdet': report_detector}
 
 
 def check_config(args: Namespace) -> None:
-    """Raises LaunchError for what would only show after the training."""
+    """Raise LaunchError for a config that would fail only after the training."""
     cfg = launch.merge_train_args(launch.load_config(args.config), args)
     scope = cfg.get('default_scope')
     if scope not in REPORTS:
         raise launch.LaunchError(f'default_scope must be one of {tuple(REPORTS)} for a demo, got {scope!r}')
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     if cfg.get('val_evaluator') is None or not hook.get('save_best'):
-        raise launch.LaunchError(
-            f'a demo is of the best checkpoint, which needs val_evaluator and default_hooks.checkpoint.save_best; '
-            f'{args.config} has not both'
-        )
+        raise launch.LaunchError(f'{args.config} needs val_evaluator and default_hooks.checkpoint.save_best for a demo')
 
 
 def run(args: Namespace) -> None:
+    """Train, and report on the best checkpoint."""
     check_config(args)
     runner = launch.train(args)
     best = runner.message_hub.get_info('best_ckpt')
@@ -146,7 +146,7 @@ def run(args: Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    launch.main(run, train_tool.parse_args(argv))
+    cli.main(run, train_tool.parse_args(argv))
 
 
 if __name__ == '__main__':

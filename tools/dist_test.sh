@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several processes, one per GPU (or gloo processes where there is no GPU), on this machine or on several.
+# Start one process per GPU, or gloo processes on a machine without GPUs, on one machine or several.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One process per GPU under Slurm.
+# Start one process per GPU with Slurm.
 set -euo pipefail
 
 if [ $# -lt 4 ]; then
@@ -7,7 +7,7 @@ if [ $# -lt 4 ]; then
     exit 2
 fi
 
-# SRUN_ARGS holds several arguments, so it is split at blanks on purpose.
+# SRUN_ARGS may hold several arguments, so it is split at blanks on purpose.
 # shellcheck disable=SC2086
 exec srun -p "$1" \
     --job-name="$2" \

@@ -1,65 +1,158 @@
-"""Tests a checkpoint with a config of MMPretrain, MMSegmentation or MMDetection."""
+"""Test a checkpoint with a config of MMPretrain, MMSegmentation or MMDetection."""
+
+from __future__ import annotations
 
 import argparse
+import os.path as osp
 import sys
+from copy import deepcopy
 from pathlib import Path
-from typing import Optional
 
-from mmengine.config import DictAction
+from mmengine.config import Config, ConfigDict
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
+
+from mmkron.data_checks.common import leaf_datasets, type_name
+from mmkron.engine import arguments, cli
+from mmkron.engine import runner as launch
+from mmkron.engine.checkpoints import checkpoint_path, read_load_from
+from mmkron.engine.console import StartSummaryHook
+from mmkron.engine.errors import LaunchError
+from mmkron.engine.fit import check_fit
 
 
-def parse_args(argv: Optional[list] = None) -> argparse.Namespace:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('config', help='config file')
+    cli.add_common_arguments(parser)
     parser.add_argument('checkpoint', help='checkpoint file or URL')
+    parser.add_argument('--out', help='.pkl file for the predictions; with MMSegmentation a folder for label maps')
     parser.add_argument(
-        '--work-dir', help='folder for logs and metrics; default: work_dir of the config, else work_dirs/CONFIG_NAME'
-    )
-    parser.add_argument('--out', help='keep the predictions: a .pkl file; with MMSegmentation a folder for label maps')
-    parser.add_argument(
-        '--allow-partial',
-        action='store_true',
-        help='test a checkpoint that leaves tensors of the model unset; else it is refused',
+        '--allow-partial', action='store_true', help='accept a checkpoint that does not set all tensors of the model'
     )
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='test-time augmentation: tta_model and tta_pipeline of the '
-        'config, which default to flipping with MMPretrain and MMDetection',
+        help='use test-time augmentation: tta_model and tta_pipeline of the config; default with MMPretrain: flipping',
     )
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
+    parser.add_argument('--show-dir', help='folder for images with the predictions')
     parser.add_argument(
-        '--show-dir',
-        help='folder for images with the predictions drawn in',
+        '--wait-time', type=float, default=2, help='seconds for which --show shows an image; default: %(default)s'
     )
-    parser.add_argument('--wait-time', type=float, default=2, help='seconds that --show keeps an image; default: 2')
-    parser.add_argument(
-        '--cfg-options',
-        nargs='+',
-        action=DictAction,
-        metavar='KEY=VALUE',
-        help='change the config: a.b=1 a.c="[1,2]" a.0.d=x; no white space in a value',
-    )
-    parser.add_argument(
-        '--launcher',
-        choices=['none', 'pytorch', 'slurm', 'mpi'],
-        default='none',
-        help='what started the processes of a distributed run',
-    )
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def main(argv: Optional[list] = None) -> None:
-    args = parse_args(argv)
-    try:
-        from mmkron.engine import runner as launch
-    except ModuleNotFoundError as error:
-        if error.name != 'mmkron':
-            raise
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
-        from mmkron.engine import runner as launch
-    launch.main(launch.test, args)
+def test(args: argparse.Namespace) -> dict:
+    """Test a checkpoint with a config, and return the metrics.
+
+    Raises:
+        LaunchError: An argument does not fit the config, or a file, data or a package is missing.
+    """
+    cfg = merge_args(launch.load_config(args.config), args)
+    launch.check_data(cfg, args.config, ('test',))
+    content = read_load_from(cfg, 'checkpoint')
+    results = {'--work-dir': cfg.work_dir, '--show-dir': args.show_dir, '--out': args.out}
+    for argument, path in results.items():
+        if path is not None:
+            launch.check_writable(path, argument, is_file=argument == '--out' and cfg.get('default_scope') != 'mmseg')
+    with launch.environment(cfg, args):
+        runner = launch.build_runner(cfg)
+        hint = 'use --allow-partial to test it nevertheless'
+        check_fit(runner.model, cfg.load_from, content, 'checkpoint', whole=not args.allow_partial, hint=hint)
+        del content
+        runner.register_hook(StartSummaryHook())
+        metrics = runner.test()
+        if args.show_dir is not None:
+            runner.logger.info(f'images with the predictions are in {osp.abspath(args.show_dir)}')
+        if args.out is not None:
+            runner.logger.info(f'predictions are in {args.out if "://" in args.out else osp.abspath(args.out)}')
+    return metrics
+
+
+def merge_args(cfg: Config, args: argparse.Namespace) -> Config:
+    """Merge the arguments into a config, and return it.
+
+    Raises:
+        LaunchError: The config has no part that an argument needs, or the checkpoint is missing.
+    """
+    arguments.merge_common_args(cfg, args)
+    arguments.check_sections(cfg, args.config, ('test_dataloader', 'test_evaluator', 'test_cfg'))
+    cfg.load_from = checkpoint_path(args.checkpoint, 'checkpoint')
+    cfg.resume = False
+    if args.show or args.show_dir is not None:
+        _show_predictions(cfg, args)
+    if args.tta:
+        _augment_at_test_time(cfg)
+    if args.out is not None:
+        _save_predictions(cfg, args.out)
+    return cfg
+
+
+def _show_predictions(cfg: Config, args: argparse.Namespace) -> None:
+    """Turn on the visualization hook of the host, with ``args.show_dir`` itself as the folder for images."""
+    scope = cfg.get('default_scope')
+    hook = (cfg.get('default_hooks') or {}).get('visualization')
+    if hook is None:
+        raise LaunchError('--show and --show-dir need default_hooks.visualization in the config')
+    if scope not in ('mmseg', 'mmdet'):
+        if args.tta:
+            raise LaunchError('--show and --show-dir cannot be combined with --tta: the hook draws a single view')
+        hook.update(enable=True, show=args.show, wait_time=args.wait_time, out_dir=args.show_dir, interval=1)
+        return
+    hook.draw = True
+    if args.show:
+        hook.update(show=True, wait_time=args.wait_time)
+    if args.show_dir is not None and scope == 'mmdet':
+        hook.test_out_dir = osp.abspath(args.show_dir)  # the hook puts a relative path below the folder of the log
+    elif args.show_dir is not None:
+        if args.show or cfg.get('visualizer') is None:
+            raise LaunchError('--show-dir needs a visualizer in the config and cannot be combined with --show')
+        backends = cfg.visualizer.get('vis_backends') or ()
+        own = ConfigDict(type='LocalVisBackend', img_save_dir=osp.abspath(args.show_dir))
+        cfg.visualizer.vis_backends = [*(part for part in backends if type_name(part) != own.type), own]
+        hook.setdefault('interval', 1)  # the default of the hook draws one image in 50
+
+
+def _augment_at_test_time(cfg: Config) -> None:
+    """Wrap the model in ``tta_model`` and read by ``tta_pipeline``; both default to flipping with MMPretrain."""
+    datasets = [dataset for _, dataset in leaf_datasets(cfg.test_dataloader.get('dataset'), '')]
+    if cfg.get('default_scope') == 'mmpretrain':
+        cfg.setdefault('tta_model', dict(type='mmpretrain.AverageClsScoreTTA'))
+        pipeline = next((dataset.pipeline for dataset in datasets if dataset.get('pipeline')), None)
+        if cfg.get('tta_pipeline') is None and pipeline is not None:
+            flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+            transforms = [flips, [deepcopy(pipeline[-1])]]
+            cfg.tta_pipeline = [*deepcopy(pipeline[:-1]), dict(type='TestTimeAug', transforms=transforms)]
+    if cfg.get('tta_model') is None or cfg.get('tta_pipeline') is None:
+        raise LaunchError('--tta needs tta_model and tta_pipeline in the config')
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+    for dataset in datasets:
+        dataset.pipeline = deepcopy(cfg.tta_pipeline)
+
+
+def _save_predictions(cfg: Config, out: str) -> None:
+    """Write the predictions to a file, or the label maps to a folder with MMSegmentation."""
+    evaluator = cfg.test_evaluator
+    nested = isinstance(evaluator, dict) and 'metrics' in evaluator
+    metrics = evaluator.metrics if nested else evaluator
+    metrics = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    if cfg.get('default_scope') == 'mmseg':
+        # Only one metric writes: two would write files of the same names, perhaps with other label ids.
+        writer = next((m for m in metrics if type_name(m) in ('IoUMetric', 'CityscapesMetric')), metrics[0])
+        writer.update(output_dir=out, keep_results=True)
+        return
+    if not out.endswith(('.pkl', '.pickle')):
+        raise LaunchError(f'--out must end in .pkl or .pickle, got {out!r}')
+    dump = 'DumpDetResults' if cfg.get('default_scope') == 'mmdet' else 'DumpResults'
+    metrics.append(dict(type=dump, out_file_path=out))
+    if nested:
+        evaluator.metrics = metrics
+    else:
+        cfg.test_evaluator = metrics
+
+
+def main(argv: list[str] | None = None) -> None:
+    cli.main(test, parse_args(argv))
 
 
 if __name__ == '__main__':

@@ -1,1 +1,1 @@
-"""Launching: what ``tools/train.py`` and ``tools/test.py`` call. Imports no host library."""
+"""Train and test from the command line; import no host library."""

@@ -1,4 +1,4 @@
-"""How much of a checkpoint fits a model: measured on the tensors while it is loaded, and said in one line."""
+"""Measure how much of a checkpoint fits a model, on the tensors that a load writes to."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import os.path as osp
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import torch.nn as nn
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.runner import Runner, checkpoint
-from torch import Tensor
+from mmengine.runner import checkpoint
+from torch import Tensor, nn
 
 from mmkron.engine.checkpoints import checkpoint_path, read_whole, state_dict_of
 from mmkron.engine.errors import LaunchError
-from mmkron.engine.hooks.schedule import START_FROM_WEIGHTS, FollowConfigHook
 
 
 class Fit(NamedTuple):
-    """What a load did to the tensors of a module; ``num_batches_tracked`` of batch norms does not count."""
+    """The effect of a load on the tensors of a module, except ``num_batches_tracked`` of batch norms."""
 
     names: list[str]  # all tensors of the module
-    unset: list[str]  # those that the load left as they were
-    entries: list[str]  # what the checkpoint holds
+    unset: list[str]  # the tensors that the load did not write to
+    entries: list[str]  # the entries of the checkpoint
 
     def __str__(self) -> str:
-        entries, names = set(self.entries), set(self.names)
         counts = {
-            'have another shape in it': [name for name in self.unset if name in entries],
-            'are missing in it': [name for name in self.unset if name not in entries],
-            'of its entries have no place': [name for name in self.entries if name not in names],
+            'have another shape in it': [name for name in self.unset if name in set(self.entries)],
+            'are missing in it': [name for name in self.unset if name not in set(self.entries)],
+            'of its entries are not in the model': [name for name in self.entries if name not in set(self.names)],
         }
         parts = [f'{len(found)} {what} ({", ".join(found[:3])})' for what, found in counts.items() if found]
         return '; '.join([f'it sets {len(self.names) - len(self.unset)} of {len(self.names)} tensors', *parts])
@@ -45,22 +41,22 @@ class Fit(NamedTuple):
         MMLogger.get_current_instance().log(level, f'{source}: {self}', extra=dict(on_console=True))
 
 
-def _counting(names: Iterable[str]) -> list[str]:
+def _counted(names: Iterable[str]) -> list[str]:
     return [name.removeprefix('module.') for name in names if not name.endswith('num_batches_tracked')]
 
 
 def _versions(module: nn.Module) -> dict[str, int]:
-    """Return how often each tensor was written to, which shows what a load set, whatever it renamed or resized."""
+    """Return the number of writes to each tensor, which shows what a load sets even if it renames or resizes."""
     tensors = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
-    return {name: tensors[name]._version for name in _counting(tensors)}
+    return {name: tensors[name]._version for name in _counted(tensors)}
 
 
-def _fit(module: nn.Module, before: dict[str, int], entries: Iterable[str]) -> Fit:
+def _measure(module: nn.Module, before: dict[str, int], entries: Iterable[str]) -> Fit:
     after = _versions(module)
-    return Fit(list(before), [name for name in before if after.get(name) == before[name]], _counting(entries))
+    return Fit(list(before), [name for name in before if after.get(name) == before[name]], _counted(entries))
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
     return model
@@ -71,44 +67,30 @@ def check_fit(model: nn.Module, path: str | None, content: Any, argument: str, w
 
     Args:
         model: The model, which may be wrapped for several processes or for test-time augmentation.
-        path: A file or URL; nothing happens if it is None or a folder with one file per process.
-        content: What the file holds; None to read it here.
-        argument: What a message calls it.
-        whole: Whether each tensor of the model must be set; else one of its backbone is enough.
-        hint: What to do if one is not.
+        path: A file or URL. None, and a folder with one file per process, are skipped.
+        content: The content of the file, or None to read it here.
+        argument: The name of the file in messages.
+        whole: Whether the checkpoint must set each tensor of the model, or at least one of its backbone.
+        hint: The remedy in the message.
 
     Raises:
         LaunchError: The file cannot be read, or it does not fit.
     """
     if path is None or osp.isdir(path):
         return
-    source, model = f'{argument} {path}', _unwrapped(model)
+    source, model = f'{argument} {path}', _unwrap(model)
     weights = state_dict_of(read_whole(path, argument) if content is None else content, source)
     before = _versions(model)
     checkpoint._load_checkpoint_to_model(model, dict(state_dict=weights), logger='silent')
-    fit = _fit(model, before, weights)
+    fit = _measure(model, before, weights)
     if whole and fit.unset:
         raise LaunchError(f'{source} does not fit the model: {fit}{hint and f"; {hint}"}')
     fit.report(source)
 
 
-def check_start(runner: Runner, cfg: Config, content: Any) -> None:
-    """Check that what a training starts from fits its model, and let a resumed one follow its config.
-
-    ``content`` is that of ``cfg.load_from``, or None.
-
-    Raises:
-        LaunchError: It does not fit: a training that resumes needs each tensor, another one some of the backbone's.
-    """
-    runner.register_hook(FollowConfigHook())
-    path, resume = cfg.get('load_from'), bool(cfg.get('resume'))
-    check_fit(runner.model, path, content, '--resume' if resume else 'load_from', resume, START_FROM_WEIGHTS)
-    watch_pretrained(runner.model)  # now, as the first load that it sees has to be that of init_weights
-
-
 def find_pretrained(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict]]:
-    """Yield the parts of a model with ``init_cfg=dict(type='Pretrained')``, with their name and that config."""
-    for name, module in _unwrapped(model).named_modules():
+    """Yield name, module and config of each part of a model with ``init_cfg=dict(type='Pretrained')``."""
+    for name, module in _unwrap(model).named_modules():
         configs = getattr(module, 'init_cfg', None) or ()
         for config in [configs] if isinstance(configs, dict) else configs:
             if 'Pretrained' in str(config.get('type')):
@@ -116,9 +98,9 @@ def find_pretrained(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict]]:
 
 
 def watch_pretrained(model: nn.Module) -> None:
-    """Read the files of each ``init_cfg=dict(type='Pretrained')``, and let ``init_weights`` log how much of them fits.
+    """Check the files of each ``init_cfg=dict(type='Pretrained')``, and let ``init_weights`` log how much fits.
 
-    Then ``init_weights`` raises LaunchError for one of which no tensor of the module, or of its backbone, fits.
+    ``init_weights`` will raise LaunchError for a file of which no tensor of the module, or of its backbone, fits.
 
     Raises:
         LaunchError: A local file is missing, damaged or refused, or has no entry with the prefix.
@@ -135,7 +117,7 @@ def watch_pretrained(model: nn.Module) -> None:
 
 
 def _watch(module: nn.Module, source: str) -> None:
-    """Report the first load into a module; a later one, as of a whole checkpoint, is not that of ``init_cfg``."""
+    """Report the first load into a module; a later one, of a whole checkpoint, has nothing to do with ``init_cfg``."""
     before: dict[str, int] = {}
     entries: list[str] = []
     done = []
@@ -145,9 +127,9 @@ def _watch(module: nn.Module, source: str) -> None:
         entries[:] = [name.removeprefix(prefix) for name in state_dict]
 
     def end(loaded: nn.Module, _: Any) -> None:
-        if loaded is module and not done:  # an EMAHook makes a copy of the model with its hooks
+        if loaded is module and not done:  # an EMAHook copies the model together with these hooks
             done.append(True)
-            _fit(module, before, entries).report(source)
+            _measure(module, before, entries).report(source)
 
     module._register_load_state_dict_pre_hook(begin)
     module.register_load_state_dict_post_hook(end)

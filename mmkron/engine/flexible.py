@@ -16,11 +16,12 @@ from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 
 from mmkron.engine.console import quiet
+from mmkron.engine.data_errors import NamedSamplesMixin
 from mmkron.models.backbones import Backbone
 from mmkron.registry import STRATEGIES
 
 
-class FlexibleRunner(MMEngineFlexibleRunner):
+class FlexibleRunner(NamedSamplesMixin, MMEngineFlexibleRunner):
     """MMEngine's runner, whose config may hold ``compile``, and whose checkpoints are those of Runner.
 
     MMEngine 0.10 counts a step too many in a checkpoint that its hook writes again after the evaluation, so that

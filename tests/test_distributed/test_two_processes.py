@@ -13,7 +13,6 @@ from mmengine.config import Config
 
 import mmkron
 from conftest import free_ports
-from mmkron.engine import runner as launch
 from support.tools import ROOT, load_tool
 
 HERE = ROOT / 'tests' / 'test_distributed'
@@ -167,6 +166,6 @@ def test_one_process_tests_what_fsdp_saved(out, results, monkeypatch):
     found = {}
     for name, run in (('ddp', 'ddp'), ('fsdp', 'fsdp_run')):
         args = [str(out / f'{name}.py'), str(out / run / 'epoch_2.pth'), '--work-dir', str(out / 'tested')]
-        found[name] = launch.test(script.parse_args([*args, '--cfg-options', 'test_dataloader.dataset.indices=100']))
+        found[name] = script.test(script.parse_args([*args, '--cfg-options', 'test_dataloader.dataset.indices=100']))
     assert found['fsdp'] == found['ddp']
     assert Config.fromfile(out / 'fsdp.py').strategy.type == 'mmkron.FSDPStrategy'

@@ -1,4 +1,4 @@
-"""The COCO path from files on disk to mAP: Mask R-CNN with our parts mixed in, on scenes of digits."""
+"""From COCO files on disk to mAP: Mask R-CNN with parts of mmkron, on scenes of digits."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_from_files_to_map(train_args, tmp_path):
     losses = runner.message_hub.get_scalar('train/loss_mask').data[0]
     assert len(losses) == 2
     assert np.isfinite(losses).all()
-    # One epoch moved what starts at zero.
+    # One epoch changed the parameters that are initialized to zero.
     parts = [m for m in runner.model.modules() if isinstance(m, (KroneckerNeck, KroneckerAttention2d))]
     scales = torch.stack([scale for m in parts if isinstance(m, KroneckerNeck) for scale in m.scales.values()])
     assert (scales != 0).sum() >= 3  # boxes of 28 to 42 pixels use the first levels only

@@ -21,9 +21,7 @@ from mmkron.engine import checkpoints, weights
 from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
-from support.tools import load_tool
-
-from .test_launch import Touch
+from support.tools import Touch, load_tool
 
 
 def content():

@@ -20,8 +20,10 @@ def demo(monkeypatch):
     return demo
 
 
-def test_demo(tmp_path, demo, capsys):
-    options = ['train_cfg.max_epochs=2', 'train_dataloader.batch_size=128', 'param_scheduler=None']
+def test_demo(tmp_path, demo, capsys, monkeypatch):
+    monkeypatch.setattr(demo, 'GRID', (2, 2))
+    options = ['train_cfg.max_epochs=2', 'train_dataloader.batch_size=64', 'param_scheduler=None']
+    options += ['train_dataloader.num_batch_per_epoch=4', 'val_dataloader.dataset.indices=90']
     config = str(ROOT / 'configs/kanet/kanet-kv_digits.py')
     demo.main([config, '--work-dir', str(tmp_path), '--cfg-options', *options])
     report = dict(re.split(r' {2,}| (?=/)', line, maxsplit=1) for line in capsys.readouterr().out.splitlines()[-4:])
@@ -29,26 +31,24 @@ def test_demo(tmp_path, demo, capsys):
 
     log = Path(report['log']).read_text()
     scores = [float(score) for score in re.findall(r'accuracy/top1: ([\d.]+)', log)]
-    assert report['best top-1'] == f'{max(scores):.2f} % on 450 validation images'
+    assert report['best top-1'] == f'{max(scores):.2f} % on 90 validation images'
     assert 'eta: ' in log
     mmkron.allow_checkpoint_globals()
     checkpoint = torch.load(report['checkpoint'], weights_only=True)
     assert checkpoint['meta']['epoch'] == 1 + int(np.argmax(scores))
-    picture = np.asarray(Image.open(report['picture']).convert('RGB'))
-    red = (picture[..., 0] > 200) & (picture[..., 1:] < 80).all(-1)
-    assert red.any()  # after two epochs some predictions are wrong
+    assert len(Image.open(report['picture']).convert('RGB').getcolors(2**20)) > 100
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'),
+    ('option', 'name'),
     [
-        (['default_scope=mmseg'], r"default_scope must be one of \('mmpretrain', 'mmdet'\) for a demo, got 'mmseg'"),
-        (['default_hooks.checkpoint.save_best=None'], 'needs val_evaluator and default_hooks.checkpoint.save_best'),
-        (['val_evaluator=None'], 'needs val_evaluator and default_hooks.checkpoint.save_best'),
+        ('default_scope=mmseg', 'default_scope'),
+        ('default_hooks.checkpoint.save_best=None', 'save_best'),
+        ('val_evaluator=None', 'val_evaluator'),
     ],
 )
-def test_refused_before_the_training(tmp_path, demo, options, message):
+def test_refused_before_the_training(tmp_path, demo, option, name):
     config = str(ROOT / 'configs/kanet/kanet-kv_digits.py')
-    with pytest.raises(SystemExit, match=f'^error: .*{message}'):
-        demo.main([config, '--work-dir', str(tmp_path / 'work'), '--cfg-options', *options])
+    with pytest.raises(SystemExit, match=f'^error: .*{name}'):
+        demo.main([config, '--work-dir', str(tmp_path / 'work'), '--cfg-options', option])
     assert not (tmp_path / 'work').exists()

@@ -16,9 +16,7 @@ from PIL import Image
 
 from mmkron.datasets import Digits
 from mmkron.layers import SpikingConv
-from support.tools import load_tool
-
-from .test_launch import Touch
+from support.tools import Touch, load_tool
 
 MODEL = """
 arch = dict(

@@ -14,9 +14,7 @@ from PIL import Image
 
 from mmkron.analysis import PositionWeights, position_weights
 from mmkron.layers import KroneckerAttention2d
-from support.tools import ROOT, load_tool
-
-from .test_launch import Touch
+from support.tools import ROOT, Touch, load_tool
 
 SEGMENTOR = """
 default_scope = 'mmseg'

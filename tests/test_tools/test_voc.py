@@ -1,20 +1,19 @@
-"""The paper's VOC configs from files on disk to metrics, on scenes of digits in VOC's layout; data that is wrong."""
+"""The paper's VOC configs from files on disk to metrics, on scenes of digits in VOC's layout; faulty data."""
 
-import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
 from PIL import Image
 
 from mmkron.engine import runner as launch
-from mmkron.engine.runner import LaunchError
+from mmkron.engine.errors import LaunchError
+from support.errors import raises
 from support.tools import ROOT, load_tool
 
 CONFIG = 'configs/kao/deeplabv2{}_r101-d8_1xb8-25k_voc12aug-321x321.py'
-HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']
+HEADS = ['', '-pooled', '-kao-qkv']
 
 
 @pytest.fixture(scope='module')
@@ -84,25 +83,6 @@ def test_from_files_to_metrics(head, train_args, voc):
             assert not module.weight.requires_grad, name
 
 
-def test_paper_recipe():
-    """What the paper and DeepLabV2 say, in numbers, the same for all five heads."""
-    for head in HEADS:
-        cfg = Config.fromfile(ROOT / CONFIG.format(head))
-        backbone, optimizer = cfg.model.backbone, cfg.optim_wrapper.optimizer
-        assert (backbone.depth, backbone.strides, backbone.dilations) == (101, (1, 2, 1, 1), (1, 1, 2, 4))
-        assert not backbone.contract_dilation
-        assert (optimizer.type, optimizer.lr, optimizer.momentum, optimizer.weight_decay) == ('SGD', 2.5e-4, 0.9, 5e-4)
-        schedule = cfg.param_scheduler
-        assert (schedule.type, schedule.power, schedule.eta_min) == ('PolyLR', 0.9, 0)
-        assert schedule.end == cfg.train_cfg.max_iters == 25_000
-        assert cfg.train_dataloader.batch_size == cfg.auto_scale_lr.base_batch_size == 8
-        assert {step.crop_size for step in cfg.train_pipeline if 'Crop' in step.type} == {(321, 321)}
-        assert not any('Resize' in step.type for step in cfg.test_pipeline)
-        if head:
-            wanted = dict(dense='dense', pooled='pooled')
-            assert cfg.model.decode_head.mode == wanted.get(head[1:], head.rsplit('-', 1)[-1])
-
-
 def test_label_outside_the_classes(train_args, voc):
     """The file is named before anything is built; the loss would look up what is not there."""
     for folder in ('SegmentationClass', 'SegmentationClassAug'):
@@ -110,24 +90,18 @@ def test_label_outside_the_classes(train_args, voc):
             labels = np.array(Image.open(path))
             labels[labels == 0] = 30
             Image.fromarray(labels).save(path)
-    with pytest.raises(LaunchError) as error:
+    with raises(LaunchError, f'{voc}/SegmentationClassAug', 30):
         train(train_args, voc)
-    assert re.search(r'no classes of 0 to 20 .*: 30 in \d+ \(.*/SegmentationClassAug/0000\d\d\.png\)', str(error.value))
 
 
 def test_incomplete_folder(train_args, voc):
     """One message with all that is missing, before anything is built."""
     (voc / 'SegmentationClassAug/000009.png').unlink()
     (voc / 'JPEGImages/000011.jpg').unlink()
-    with pytest.raises(LaunchError) as error:
+    with raises(LaunchError, f'{voc}/SegmentationClassAug/000009.png', f'{voc}/JPEGImages/000011.jpg'):
         train(train_args, voc)
-    text = str(error.value)
-    assert f'{voc}/SegmentationClassAug/000009.png  <- train_dataloader.dataset.datasets.1.ann_file' in text
-    assert f'{voc}/JPEGImages/000011.jpg            <- val_dataloader.dataset.ann_file' in text
-    assert text.count('(1 of the ') == 2
-    assert 'PascalVOCDataset reads this layout' in text
 
 
 def test_channels_that_do_not_fit(train_args, voc):
-    with pytest.raises(ValueError, match='in_channels of KAOHead is 2048, but the features of in_index=3 have 64 chan'):
+    with raises(ValueError, 'in_channels', 2048):
         train(train_args, voc, **{'model.decode_head.in_channels': 2048})

@@ -1,8 +1,9 @@
-"""What a resumed training takes from its config instead of the checkpoint: the schedule and the optimizer's options."""
+"""Let a resumed training follow the schedule and the options of the optimizer in its config."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from mmengine.hooks import Hook
@@ -12,19 +13,19 @@ from torch import Tensor
 from mmkron.engine.errors import LaunchError
 
 START_FROM_WEIGHTS = 'to start from its weights set load_from=PATH and resume=False in the config'
-# What changes in a scheduler while it runs. All else in its state is a setting.
+# The progress in the state of a scheduler; all else is a setting.
 _PROGRESS = ('last_step', '_global_step', '_last_value', 'best', 'num_bad_epochs', 'cooldown_counter')
 
 
 class FollowConfigHook(Hook):
-    """Let a resumed training follow the schedule and the optimizer's options in its config.
+    """Hook that lets a resumed training follow the schedule and the optimizer's options in its config.
 
-    MMEngine overwrites both with those of the checkpoint, so a longer schedule would have no effect. If the config's
-    schedule is another one, it is stepped to the place where the training resumes, and the learning rates are those of
-    a training that had this schedule from the start. In an epoch-based training that place is an epoch, whatever the
-    number of batches per epoch was.
+    MMEngine overwrites both with those in the checkpoint, so a longer schedule would have no effect. If the schedule
+    has changed, it is stepped to the place where the training resumes, and the learning rates are those of a training
+    that had this schedule from the start. In an epoch-based training that place is an epoch, whatever the number of
+    batches per epoch was.
 
-    MMEngine also runs the text of the config that a checkpoint keeps. It is removed from what was read.
+    MMEngine also runs the text of the config that a checkpoint holds; the hook removes it.
 
     Raises:
         LaunchError: The checkpoint is of another optimizer, or a schedule that depends on a metric has changed.
@@ -33,27 +34,29 @@ class FollowConfigHook(Hook):
     priority = 'VERY_HIGH'
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
+        """Replace the schedule and the options in a checkpoint by those of the config."""
         (checkpoint.get('meta') or {}).pop('config', None)
         if not runner._resume:
             return
-        own, wrappers = _states(runner), getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
         changed = set()
+        own, wrappers = _states(runner), getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
         if _settings(own) != _settings(checkpoint.get('param_schedulers')) or 'optimizer' not in checkpoint:
+            changed.add('schedule')
             _step_to(runner, checkpoint['meta'])
             checkpoint['param_schedulers'] = _states(runner)
-            own, changed = None, {'schedule'}
-        if 'optimizer' not in checkpoint and hasattr(runner, 'strategy'):  # which asks for one
+            own = None
+        if 'optimizer' in checkpoint:
+            for key, wrapper in wrappers.items():
+                states = own.get(key, ()) if isinstance(own, dict) else own or ()
+                saved = checkpoint['optimizer'].get(key) if key else checkpoint['optimizer']
+                changed |= _take_options(wrapper, saved, {state['param_name'] for state in states})
+        elif hasattr(runner, 'strategy'):  # it requires one
             checkpoint['optimizer'] = runner.optim_wrapper.state_dict()
-        saved = checkpoint.get('optimizer', {})
-        for key, wrapper in wrappers.items() if 'optimizer' in checkpoint else ():
-            scheduled = own.get(key, ()) if isinstance(own, dict) else own or ()
-            changed |= _take_options(wrapper, saved.get(key) if key else saved, {s['param_name'] for s in scheduled})
         if changed:
-            place = ''
-            if 'schedule' in changed:
-                rates = ', '.join(f'{wrapper.get_lr()["lr"][0]:.6g}' for wrapper in wrappers.values())
-                place = f'; the schedule is at a learning rate of {rates}'
-            runner.logger.warning(f'--resume: {", ".join(sorted(changed))} of the config, not of the checkpoint{place}')
+            rates = ', '.join(f'{wrapper.get_lr()["lr"][0]:.6g}' for wrapper in wrappers.values())
+            place = f'; the learning rate is {rates}' if 'schedule' in changed else ''
+            names = ', '.join(sorted(changed))
+            runner.logger.warning(f'--resume takes from the config, not from the checkpoint: {names}{place}')
 
 
 def _states(runner: Any) -> Any:
@@ -71,71 +74,78 @@ def _settings(states: Any) -> Any:
 
 
 def _step_to(runner: Any, meta: dict) -> None:
-    """Step the schedulers, which are at their beginning, to where the training resumes, in the order of a training."""
+    """Step the schedulers from their beginning to where the training resumes, in the order of a training."""
     groups = runner.param_schedulers or []
     schedulers = sum(groups.values(), []) if isinstance(groups, dict) else groups
     for scheduler in schedulers:
         if getattr(scheduler, 'need_val_args', False):
             raise LaunchError(
-                f'--resume: param_scheduler is not that of the checkpoint, and {type(scheduler).__name__} follows a '
-                'metric, so where it would be now is unknown; set it as it was, with the same end, which is max_epochs '
-                f'by default; or, {START_FROM_WEIGHTS}'
+                f'--resume: param_scheduler differs from the checkpoint, and {type(scheduler).__name__} follows a '
+                f'metric, so it cannot be stepped; restore it, with the same end (default: max_epochs), or, '
+                f'{START_FROM_WEIGHTS}'
             )
-    epochs, length, rest = 0, 0, meta['iter']
-    if not isinstance(runner.train_loop, IterBasedTrainLoop):
-        epochs, length = meta['epoch'], len(runner.train_loop.dataloader)
-        interrupted = meta.get('mmkron') or {}
-        rest = interrupted.get('position', 0) if interrupted.get('epoch_length') == length else 0
-
-    def step(by_epoch: bool, count: int) -> None:
-        chosen = [scheduler for scheduler in schedulers if scheduler.by_epoch == by_epoch]
-        for _ in range(count):
-            for scheduler in chosen:
-                scheduler.step()
-
     runner.logger.info(f'--resume: the schedule is stepped to iteration {meta["iter"]}', extra=dict(on_console=True))
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # that no optimizer steps in between
-        for _ in range(epochs):
-            step(False, length)
-            step(True, 1)
-        step(False, rest)
+        warnings.simplefilter('ignore')  # no optimizer steps in between
+        for by_epoch, count in _progress(runner.train_loop, meta):
+            for _ in range(count):
+                for scheduler in schedulers:
+                    if scheduler.by_epoch == by_epoch:
+                        scheduler.step()
+
+
+def _progress(loop: Any, meta: dict) -> Iterator[tuple[bool, int]]:
+    """Yield (whether a scheduler by epoch steps, how often) from the start of a training to where it resumes."""
+    if isinstance(loop, IterBasedTrainLoop):
+        yield False, meta['iter']
+        return
+    length = len(loop.dataloader)
+    for _ in range(meta['epoch']):
+        yield False, length
+        yield True, 1
+    interrupted = meta.get('mmkron') or {}
+    if interrupted.get('epoch_length') == length:
+        yield False, interrupted.get('position', 0)
 
 
 def _take_options(wrapper: Any, saved: Any, scheduled: set[str]) -> set[str]:
-    """Put the options of an optimizer into a saved state, except ``scheduled`` ones, and return those that differed."""
+    """Put the options of an optimizer into a saved state, except ``scheduled`` ones, and return the changed ones."""
     groups, others = wrapper.optimizer.param_groups, saved.get('param_groups') if isinstance(saved, dict) else None
-    if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
-        raise LaunchError('--resume: the checkpoint has no state of such an optimizer')
-    sizes, other_sizes = ([len(group.get('params', ())) for group in found] for found in (groups, others))
-    sharded = any(isinstance(name, str) for other in others for name in other.get('params', ()))  # by FSDP
-    if len(sizes) != len(other_sizes) or (sizes != other_sizes and not sharded):
-        raise LaunchError(
-            f'--resume: the parameter groups of the optimizer have {sizes} entries, those of the checkpoint '
-            f'{other_sizes}; {START_FROM_WEIGHTS}'
-        )
+    _check_groups(groups, others)
     _add_dimensions(groups, others, saved.get('state') or {})
-    kept = {'params', *scheduled} | ({'betas'} if 'momentum' in scheduled else set())  # by which Adam has a momentum
+    kept = {'params', *scheduled} | ({'betas'} if 'momentum' in scheduled else set())  # Adam's momentum is in its betas
     changed = set()
     for group, other in [*zip(groups, others), (wrapper.base_param_settings, saved.get('base_param_settings'))]:
         if not group or not other:
             continue
         names = {name for name in group if name not in kept}
-        lacking, unknown = (
-            {n for n in found if n[:8] != 'initial_'} for found in (names - {*other}, {*other} - {*group})
-        )
-        if lacking and unknown:
+        missing = {name for name in names - {*other} if not name.startswith('initial_')}
+        unknown = {name for name in {*other} - {*group} if not name.startswith('initial_')}
+        if missing and unknown:
             raise LaunchError(
-                f'--resume: optim_wrapper.optimizer is {type(wrapper.optimizer).__name__}, and that of the checkpoint '
-                f'has {", ".join(sorted(unknown))} instead of {", ".join(sorted(lacking))}; {START_FROM_WEIGHTS}'
+                f'--resume: optim_wrapper.optimizer is {type(wrapper.optimizer).__name__}, and the checkpoint is of '
+                f'another one, with {", ".join(sorted(unknown))}; {START_FROM_WEIGHTS}'
             )
-        changed |= {name for name in names - lacking if name[:8] != 'initial_' and other[name] != group[name]}
+        changed |= {n for n in names - missing if not n.startswith('initial_') and other[n] != group[n]}
         other.update({name: group[name] for name in names})
     return changed
 
 
-def _add_dimensions(groups: Any, others: Any, state: dict) -> None:
-    """Let the state of parameters that earlier versions had without dimensions, time constants, have those of today."""
+def _check_groups(groups: list[dict], others: Any) -> None:
+    """Raise LaunchError unless a checkpoint has the parameter groups of an optimizer."""
+    if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
+        raise LaunchError('--resume: the checkpoint has no state of such an optimizer')
+    sizes, saved = ([len(group.get('params', ())) for group in found] for found in (groups, others))
+    sharded = any(isinstance(name, str) for other in others for name in other.get('params', ()))  # by FSDP
+    if len(sizes) != len(saved) or (sizes != saved and not sharded):
+        raise LaunchError(
+            f'--resume: the parameter groups of the optimizer have {sizes} entries, in the checkpoint {saved}; '
+            f'{START_FROM_WEIGHTS}'
+        )
+
+
+def _add_dimensions(groups: list[dict], others: list[dict], state: dict) -> None:
+    """Reshape the state of time constants, which earlier versions saved without dimensions."""
     for group, other in zip(groups, others):
         for parameter, key in zip(group['params'], other.get('params', ())):
             for name, value in (state.get(key) or {}).items():

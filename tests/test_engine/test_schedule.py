@@ -1,4 +1,4 @@
-"""The learning rates of a resumed training: those of one that had the config's schedule from the start."""
+"""The learning rates of a resumed training equal those of a training that had the schedule from the start."""
 
 import copy
 import logging
@@ -34,7 +34,7 @@ class Toy(BaseModel):
 
 
 class Recorder(Hook):
-    """Keeps what each iteration is computed with, by its number."""
+    """Record the options of the optimizers at each iteration."""
 
     def __init__(self):
         self.seen = {}
@@ -50,7 +50,7 @@ class Recorder(Hook):
 
 @pytest.fixture
 def train(tmp_path):
-    """Trains 12 samples, and returns the options of the optimizers at each iteration."""
+    """Train on 12 samples, and return the options of the optimizers at each iteration."""
 
     def run(
         schedule,
@@ -95,7 +95,7 @@ def train(tmp_path):
 
 
 def cosine(end, warmup=2, by_iter=True):
-    """A linear warm-up in iterations and a cosine in epochs up to ``end``, as the shipped configs have it."""
+    """Return a linear warm-up in iterations and a cosine in epochs up to ``end``, as in the shipped configs."""
     return [
         dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=warmup),
         dict(type='CosineAnnealingLR', T_max=end, eta_min=1e-4, by_epoch=True, end=end, convert_to_iter_based=by_iter),
@@ -119,7 +119,7 @@ SCHEDULES = {
 @pytest.mark.parametrize('optimizer', [SGD, ADAM], ids=['SGD', 'AdamW'])
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_longer_schedule(train, name, optimizer):
-    """Not one value differs from those of a training that was never stopped."""
+    """No value differs from a training that was never stopped."""
     schedule = SCHEDULES[name]
     whole = train(schedule(8), epochs=8, optimizer=optimizer)
     assert len(whole) == 32
@@ -131,7 +131,7 @@ def test_longer_schedule(train, name, optimizer):
 
 
 def test_mmengine_alone_stays_at_the_last_rate(train, monkeypatch):
-    """What the hook is for."""
+    """The behavior of MMEngine that the hook corrects."""
     monkeypatch.setattr(FollowConfigHook, 'after_load_checkpoint', lambda *_, **kwargs: None)
     whole = train(cosine(8), epochs=8)
     train(cosine(4), epochs=4)
@@ -161,7 +161,7 @@ def test_iteration_based_training(train):
 
 
 def test_other_number_of_batches(train):
-    """The place is the epoch: iteration 8 of 4 per epoch is where a training of 2 per epoch is at iteration 4."""
+    """The training resumes at the epoch: iteration 8 of 4 per epoch corresponds to iteration 4 of 2 per epoch."""
     whole = train(cosine(4), epochs=4, batch=6)
     train(cosine(4), epochs=2, batch=3)
     resumed = train(cosine(4), epochs=4, batch=6, resume='epoch_2.pth')
@@ -190,7 +190,7 @@ def test_several_groups(train):
 
 
 def test_several_optimizers():
-    """Each with schedules of its own: the states that MMEngine then loads are those of a schedule of 6 epochs."""
+    """Each has its own schedules: MMEngine then loads the states of a schedule of 6 epochs."""
 
     def state(end, epochs):
         weights = {name: torch.nn.Parameter(torch.ones(1)) for name in ('a', 'b')}
@@ -229,7 +229,7 @@ def test_several_optimizers():
 @pytest.mark.parametrize('cls', [Runner, flexible.FlexibleRunner])
 @pytest.mark.parametrize('lacking', ['optimizer', 'param_schedulers'])
 def test_checkpoint_without_a_part(train, tmp_path, lacking, cls):
-    """MMEngine would go on in the schedule from the first rate, or at its start from the last one."""
+    """MMEngine would continue the schedule from the first rate, or restart it from the last one."""
     whole = train(cosine(4), epochs=4, cls=cls)
     content = read_whole(str(tmp_path / 'epoch_2.pth'), '')
     del content[lacking]
@@ -244,7 +244,7 @@ def test_flexible_runner(train):
     assert resumed == {i: whole[i] for i in range(12, 24)}
 
 
-def test_what_cannot_be_followed(train, tmp_path):
+def test_refused_checkpoints(train, tmp_path):
     train(cosine(4), epochs=2)
     with raises(LaunchError, 'optim_wrapper.optimizer', 'AdamW'):
         train(cosine(4), epochs=4, resume='epoch_2.pth', optimizer=ADAM)
@@ -263,7 +263,7 @@ def test_what_cannot_be_followed(train, tmp_path):
 
 
 def test_config_of_a_checkpoint_is_not_run(train, tmp_path):
-    """MMEngine's ``resume`` runs the text that a checkpoint keeps of its config."""
+    """MMEngine's ``resume`` executes the config text in a checkpoint; the hook removes it."""
     train(cosine(4), epochs=2)
     content = read_whole(str(tmp_path / 'epoch_2.pth'), '')
     content['meta']['config'] = f'import os\nos.mkdir({str(tmp_path / "proof")!r})'
@@ -274,7 +274,7 @@ def test_config_of_a_checkpoint_is_not_run(train, tmp_path):
 
 @pytest.mark.parametrize('optimizer', [torch.optim.AdamW, partial(torch.optim.SGD, lr=0.1, momentum=0.9)])
 def test_state_of_a_time_constant_without_dimensions(optimizer):
-    """As earlier versions saved it; the next step is that of the optimizer which was saved."""
+    """Earlier versions saved it so; the next step equals the one of the saved optimizer."""
     parameters = [torch.nn.Parameter(torch.tensor([0.3])) for _ in range(2)]
     first, second = (OptimWrapper(optimizer([parameter])) for parameter in parameters)
     first.update_params((parameters[0] ** 2).sum())

@@ -1,4 +1,4 @@
-"""What the arguments of both tools make of a config, for each host."""
+"""The arguments of both tools, merged into a config of each host."""
 
 import os
 import uuid
@@ -7,19 +7,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import HOOKS, METRICS, MODELS, TRANSFORMS, VISUALIZERS, DefaultScope
+from mmengine.registry import HOOKS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 from PIL import Image
 
-from mmkron.engine import runner as launch
-from mmkron.engine.runner import LaunchError
+from mmkron.engine import arguments
+from mmkron.engine.errors import LaunchError
 from support.errors import raises
+from support.tools import load_tool
+
+tool = load_tool('test')
 
 FLIPS = [{'type': 'RandomFlip', 'prob': 1.0}, {'type': 'RandomFlip', 'prob': 0.0}]
 
 
 def host_config(scope: str, **changes) -> Config:
-    """The parts of a config of each host that the arguments touch."""
+    """Return the sections of a config of a host that the arguments change."""
     hook = {'mmpretrain': 'VisualizationHook', 'mmseg': 'SegVisualizationHook', 'mmdet': 'DetVisualizationHook'}
     dataset = {'type': 'Data', 'pipeline': [{'type': 'LoadImageFromFile'}, {'type': 'Pack', 'meta_keys': ('a',)}]}
     loader = {'batch_size': 2, 'num_workers': 2, 'dataset': dataset}
@@ -48,14 +51,14 @@ def merge_test(test_args, tmp_path):
     checkpoint.touch()
 
     def merge(cfg, *argv):
-        return launch.merge_test_args(cfg, test_args('folder/name.py', checkpoint, *argv))
+        return tool.merge_args(cfg, test_args('folder/name.py', checkpoint, *argv))
 
     return merge
 
 
 @pytest.fixture
 def merge_train(train_args):
-    return lambda cfg, *argv: launch.merge_train_args(cfg, train_args('folder/name.py', *argv))
+    return lambda cfg, *argv: arguments.merge_train_args(cfg, train_args('folder/name.py', *argv))
 
 
 # ------------------------------------------------------------------------------------------ arguments of both tools
@@ -68,38 +71,28 @@ def test_work_dir_priority(merge_train):
     assert merge_train(host_config('mmdet', work_dir='a'), '--work-dir', 'c').work_dir == 'c'
 
 
-def test_cfg_options_reach_into_lists(merge_train):
-    cfg = merge_train(
-        host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.0.type=Other', 'a.b=[1,2]'
-    )
+def test_cfg_options(merge_train):
+    key = 'train_dataloader.dataset.pipeline.{}.type=Other'
+    cfg = merge_train(host_config('mmseg'), '--cfg-options', key.format(0), 'a.b=[1,2]')
     assert cfg.train_dataloader.dataset.pipeline[0].type == 'Other'
     assert cfg.a.b == [1, 2]
-
-
-def test_cfg_options_that_do_not_fit(merge_train):
-    with pytest.raises(LaunchError, match='--cfg-options does not fit'):
-        merge_train(host_config('mmseg'), '--cfg-options', 'train_dataloader.dataset.pipeline.7.type=Other')
+    with raises(LaunchError, '--cfg-options'):
+        merge_train(host_config('mmseg'), '--cfg-options', key.format(7))
 
 
 @pytest.mark.parametrize(
     ('key', 'value'),
-    [
-        ('work_dir', 3),
-        ('work_dir', {'a': 1}),
-        ('default_scope', 3),
-        ('load_from', ['a.pth']),
-        ('train_dataloader', 3),
-        ('val_dataloader', 'x'),
-        ('optim_wrapper', 3),
-        ('train_cfg', [1]),
-        ('default_hooks', 3),
-        ('auto_scale_lr', True),
-        ('model', 3),
-    ],
+    [('train_dataloader', 3), ('optim_wrapper', 'x'), ('train_cfg', [1]), ('auto_scale_lr', True), ('model', 3)],
 )
-def test_parts_of_another_type(merge_train, key, value):
+def test_sections_of_another_type(merge_train, key, value):
     with raises(LaunchError, key, value):
         merge_train(host_config('mmpretrain', **{key: value}))
+
+
+@pytest.mark.parametrize('model', [None, {}, {'backbone': {'type': 'KANet'}}])
+def test_config_without_a_model(merge_train, model):
+    with raises(LaunchError, 'model', 'folder/name.py'):
+        merge_train(host_config('mmseg', model=model))
 
 
 def test_loader_defaults_only_for_mmpretrain(merge_train):
@@ -117,7 +110,7 @@ def test_loader_defaults_leave_the_configured(merge_train):
     assert merge_train(host_config('mmpretrain', train_dataloader=loader)).train_dataloader == loader
 
 
-@pytest.mark.parametrize('scope', launch.HOSTS)
+@pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg', 'mmdet'])
 def test_no_persistent_workers_without_workers(merge_train, scope):
     cfg = host_config(scope, val_dataloader={'num_workers': 2, 'persistent_workers': True})
     assert merge_train(cfg, '--cfg-options', 'val_dataloader.num_workers=0').val_dataloader.persistent_workers is False
@@ -132,36 +125,28 @@ def test_local_rank_in_both_spellings(train_args, test_args):
 # --------------------------------------------------------------------------------------------- arguments of training
 
 
-def test_amp(merge_train):
-    wrapper = merge_train(host_config('mmdet'), '--amp').optim_wrapper
+@pytest.mark.parametrize('given', [{'type': 'OptimWrapper'}, {'optimizer': {}}])
+def test_amp(merge_train, given):
+    wrapper = merge_train(host_config('mmdet', optim_wrapper=given), '--amp').optim_wrapper
     assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 'dynamic')
-    wrapper = merge_train(
-        host_config('mmdet', optim_wrapper={'type': 'AmpOptimWrapper', 'loss_scale': 512.0}), '--amp'
-    ).optim_wrapper
-    assert (wrapper.type, wrapper.loss_scale) == ('AmpOptimWrapper', 512.0)
-    assert (
-        merge_train(host_config('mmdet', optim_wrapper={'optimizer': {}}), '--amp').optim_wrapper.type
-        == 'AmpOptimWrapper'
-    )
-    with pytest.raises(LaunchError, match="--amp needs .*'OptimWrapper'.* got 'ApexOptimWrapper'"):
+
+
+def test_amp_of_the_config(merge_train):
+    given = {'type': 'AmpOptimWrapper', 'loss_scale': 512.0}
+    assert merge_train(host_config('mmdet', optim_wrapper=given), '--amp').optim_wrapper == given
+    with raises(LaunchError, '--amp', 'ApexOptimWrapper'):
         merge_train(host_config('mmdet', optim_wrapper={'type': 'ApexOptimWrapper'}), '--amp')
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason='about machines without CUDA')
-def test_amp_on_the_cpu(tiny_config, train_args):
-    with pytest.raises(LaunchError, match="--amp needs a CUDA.*only 'cpu'"):
-        launch.train(train_args(tiny_config, '--amp'))
 
 
 def test_auto_scale_lr(merge_train):
     cfg = merge_train(host_config('mmseg', auto_scale_lr={'base_batch_size': 16}), '--auto-scale-lr')
     assert cfg.auto_scale_lr == {'base_batch_size': 16, 'enable': True}
     for broken in ({}, {'auto_scale_lr': None}, {'auto_scale_lr': {'enable': False}}):
-        with pytest.raises(LaunchError, match='auto_scale_lr.base_batch_size'):
+        with raises(LaunchError, 'auto_scale_lr.base_batch_size'):
             merge_train(host_config('mmseg', **broken), '--auto-scale-lr')
 
 
-@pytest.mark.parametrize('key', ['model', 'train_dataloader', 'train_cfg', 'optim_wrapper'])
+@pytest.mark.parametrize('key', ['train_dataloader', 'train_cfg', 'optim_wrapper'])
 def test_training_needs_its_parts(merge_train, key):
     with raises(LaunchError, key, 'folder/name.py'):
         merge_train(host_config('mmseg', **{key: None}))
@@ -182,7 +167,7 @@ def test_resume_argument(merge_train, tmp_path):
     cfg = merge_train(host_config('mmdet'), '--resume', tmp_path / 'a.pth')
     assert (cfg.resume, cfg.load_from) == (True, str(tmp_path / 'a.pth'))
     assert merge_train(host_config('mmdet'), '--resume', 's3://bucket/a.pth').load_from == 's3://bucket/a.pth'
-    with pytest.raises(LaunchError, match=r"--resume is not a file: 'nowhere\.pth'"):
+    with raises(LaunchError, '--resume', 'nowhere.pth'):
         merge_train(host_config('mmdet'), '--resume', 'nowhere.pth')
 
 
@@ -200,7 +185,7 @@ def test_out_mmpretrain_and_mmdet(merge_test):
     own = host_config('mmpretrain', test_evaluator={'type': 'Evaluator', 'metrics': metric})
     assert merge_test(own, '--out', 'a.pkl').test_evaluator == {'type': 'Evaluator', 'metrics': [metric, dump]}
     for scope in ('mmpretrain', 'mmdet'):
-        with pytest.raises(LaunchError, match=r"--out must end in \.pkl or \.pickle, got 'a\.json'"):
+        with raises(LaunchError, '--out', 'a.json'):
             merge_test(host_config(scope), '--out', 'a.json')
 
 
@@ -226,7 +211,7 @@ def test_show_mmpretrain(merge_test):
 
 def test_show_mmpretrain_not_with_tta(merge_test):
     for option in (['--show'], ['--show-dir', 'vis']):
-        with pytest.raises(LaunchError, match='do not go with --tta'):
+        with raises(LaunchError, '--tta'):
             merge_test(host_config('mmpretrain'), '--tta', *option)
 
 
@@ -268,7 +253,7 @@ def test_show_mmseg(merge_test):
 
 @pytest.mark.parametrize(('scope', 'kind'), [('mmseg', 'SegLocalVisualizer'), ('mmdet', 'DetLocalVisualizer')])
 def test_show_dir_of_the_real_hooks(merge_test, tmp_path, monkeypatch, scope, kind):
-    """The image lies in the folder itself, as seen from the working directory, and nothing lies elsewhere."""
+    """The image is in the folder itself, relative to the working directory, and nothing is elsewhere."""
     pytest.importorskip('mmcv._ext', reason='the hosts need the compiled operators of mmcv')
     structures = pytest.importorskip(f'{scope}.structures')
     monkeypatch.chdir(tmp_path)
@@ -293,17 +278,12 @@ def test_show_dir_of_the_real_hooks(merge_test, tmp_path, monkeypatch, scope, ki
     assert {Image.open(path).height for path in drawn} == {32}
 
 
-@pytest.mark.parametrize(
-    ('scope', 'hook'),
-    [('mmpretrain', 'VisualizationHook'), ('mmseg', 'SegVisualizationHook'), ('mmdet', 'DetVisualizationHook')],
-)
-def test_show_without_the_hook(merge_test, scope, hook):
-    with pytest.raises(LaunchError, match=rf"default_hooks.visualization=dict\(type='{hook}'\)"):
+@pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg', 'mmdet'])
+def test_show_needs_the_hook(merge_test, scope):
+    with raises(LaunchError, 'default_hooks.visualization'):
         merge_test(host_config(scope, default_hooks={}), '--show')
-
-
-def test_no_show_leaves_the_hook(merge_test):
-    assert merge_test(host_config('mmseg')).default_hooks.visualization == {'type': 'SegVisualizationHook'}
+    config = host_config(scope)
+    assert merge_test(config).default_hooks.visualization.keys() == {'type'}
 
 
 def test_tta_mmpretrain_default(merge_test):
@@ -315,26 +295,7 @@ def test_tta_mmpretrain_default(merge_test):
     ]
 
 
-def test_tta_mmdet_default_in_nested_datasets(merge_test):
-    plain = host_config('mmdet').test_dataloader.dataset
-    nested = {'type': 'RepeatDataset', 'dataset': {'type': 'ConcatDataset', 'datasets': [plain, plain]}}
-    cfg = merge_test(host_config('mmdet', test_dataloader={'dataset': nested}), '--tta')
-    nms = {'type': 'nms', 'iou_threshold': 0.5}
-    assert cfg.model == {
-        'type': 'DetTTAModel',
-        'tta_cfg': {'nms': nms, 'max_per_img': 100},
-        'module': {'type': 'Model'},
-    }
-    assert 'pipeline' not in cfg.test_dataloader.dataset
-    for leaf in cfg.test_dataloader.dataset.dataset.datasets:
-        load, tta = leaf.pipeline
-        assert load.type == 'LoadImageFromFile'
-        assert tta.transforms[0] == FLIPS
-        assert tta.transforms[1][0].type == 'PackDetInputs'
-        assert {'flip', 'flip_direction', 'img_id'} <= set(tta.transforms[1][0].meta_keys)
-
-
-@pytest.mark.parametrize('scope', launch.HOSTS)
+@pytest.mark.parametrize('scope', ['mmpretrain', 'mmseg', 'mmdet'])
 def test_tta_of_the_config_comes_first(merge_test, scope):
     cfg = host_config(scope, tta_model={'type': 'MyTTA', 'x': 1}, tta_pipeline=[{'type': 'Mine'}])
     cfg = merge_test(cfg, '--tta')
@@ -342,28 +303,24 @@ def test_tta_of_the_config_comes_first(merge_test, scope):
     assert cfg.test_dataloader.dataset.pipeline == [{'type': 'Mine'}]
 
 
-def test_tta_mmseg_needs_the_config(merge_test):
-    with pytest.raises(LaunchError, match="--tta needs tta_model and tta_pipeline .*'mmseg'"):
-        merge_test(host_config('mmseg'), '--tta')
-    with pytest.raises(LaunchError, match='--tta needs tta_pipeline'):
-        merge_test(host_config('mmseg', tta_model={'type': 'SegTTAModel'}), '--tta')
+@pytest.mark.parametrize('scope', ['mmseg', 'mmdet'])
+def test_tta_needs_the_config(merge_test, scope):
+    for changes in ({}, {'tta_model': {'type': 'SegTTAModel'}}, {'tta_pipeline': []}):
+        with raises(LaunchError, '--tta'):
+            merge_test(host_config(scope, **changes), '--tta')
 
 
-def test_test_needs_a_checkpoint_and_a_test_loader(merge_test, test_args):
-    with pytest.raises(LaunchError, match=r"checkpoint is not a file: 'nowhere\.pth' \(looked for /"):
-        launch.merge_test_args(host_config('mmseg'), test_args('c.py', 'nowhere.pth'))
-    with pytest.raises(LaunchError, match='not made for testing: it lacks test_dataloader, test_cfg'):
+def test_tta_in_nested_datasets(merge_test):
+    plain = host_config('mmpretrain').test_dataloader.dataset
+    nested = {'type': 'RepeatDataset', 'dataset': {'type': 'ConcatDataset', 'datasets': [plain, plain]}}
+    cfg = merge_test(host_config('mmpretrain', test_dataloader={'dataset': nested}), '--tta')
+    assert 'pipeline' not in cfg.test_dataloader.dataset
+    for leaf in cfg.test_dataloader.dataset.dataset.datasets:
+        assert [step.type for step in leaf.pipeline] == ['LoadImageFromFile', 'TestTimeAug']
+
+
+def test_test_needs_a_checkpoint_and_its_sections(merge_test, test_args):
+    with raises(LaunchError, 'checkpoint', 'nowhere.pth'):
+        tool.merge_args(host_config('mmseg'), test_args('c.py', 'nowhere.pth'))
+    with raises(LaunchError, 'test_cfg', 'test_dataloader'):
         merge_test(host_config('mmseg', test_dataloader=None, test_cfg=None))
-
-
-def test_defaults_are_names_that_mmdet_knows():
-    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
-    pytest.importorskip('mmdet.models')
-    for registry, name in (
-        (MODELS, 'DetTTAModel'),
-        (METRICS, 'DumpDetResults'),
-        (TRANSFORMS, 'PackDetInputs'),
-        (TRANSFORMS, 'TestTimeAug'),
-    ):
-        with registry.switch_scope_and_registry('mmdet') as mmdet_registry:
-            assert mmdet_registry.get(name).__name__ == name

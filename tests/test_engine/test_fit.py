@@ -1,4 +1,4 @@
-"""How much of a checkpoint fits the model: refused, or said with the right numbers."""
+"""Checkpoints that fit a model in part: refused, or logged with the right counts."""
 
 from types import SimpleNamespace
 
@@ -12,12 +12,13 @@ from mmkron.engine import runner as launch
 from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
+from support.tools import load_tool
 
-from .test_launch import trained  # noqa: F401
+tool = load_tool('test')
 
 
 class Backbone(BaseModule):
-    """5 tensors that count: a convolution without bias, and a batch norm."""
+    """A backbone of 5 counted tensors: a convolution without bias, and a batch norm."""
 
     def __init__(self, channels=4, init_cfg=None):
         super().__init__(init_cfg)
@@ -25,7 +26,7 @@ class Backbone(BaseModule):
 
 
 class Model(BaseModel):
-    """And 2 of the head, whose buffer is not saved."""
+    """A model with 2 more tensors in its head, whose buffer is not saved."""
 
     def __init__(self, classes=5, channels=4, init_cfg=None):
         super().__init__(init_cfg=init_cfg)
@@ -42,7 +43,7 @@ class Augmented(BaseTTAModel):
 
 
 class Renamed(Model):
-    """Reads what an earlier version of it has written, and resizes a map."""
+    """A model that reads checkpoints of its earlier version, and resizes a map."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +88,7 @@ def test_counts(lines):
     whole = 'checkpoint a.pth: it sets 7 of 7 tensors'
     assert lines == [
         whole,
-        f'{whole}; 1 of its entries have no place (extra)',
+        f'{whole}; 1 of its entries are not in the model (extra)',
         whole,
         'checkpoint a.pth: it sets 4 of 7 tensors; 2 have another shape in it (head.weight, head.bias); '
         '1 are missing in it (backbone.norm.bias)',
@@ -100,7 +101,7 @@ def test_counts(lines):
 
 
 def test_nothing_of_the_backbone(lines):
-    """A head alone, or nothing, is no start."""
+    """A head alone, or nothing, is refused."""
     for state in ({}, Model(channels=4).head.state_dict(), {'head.bias': torch.ones(5)}):
         with raises(LaunchError, 'checkpoint', 'a.pth'):
             check(Model(), state, whole=False)
@@ -111,7 +112,7 @@ def test_nothing_of_the_backbone(lines):
 
 
 def test_wrapped_models(lines):
-    """Several processes, test-time augmentation, and both; names with the prefix of an earlier MMEngine."""
+    """Models for test-time augmentation, and names with the prefix of an earlier MMEngine."""
     state = Model().state_dict()
     inner = Model()
     for model in (Augmented(inner), Model()):
@@ -131,7 +132,7 @@ def test_distributed_model(lines, tmp_path):
     assert lines == ['checkpoint a.pth: it sets 7 of 7 tensors']
 
 
-def test_what_a_model_renames_counts(lines):
+def test_renamed_entries_count(lines):
     state = Model(classes=6).state_dict()
     state['classifier'] = state.pop('head.weight')
     state['head.bias'] = state['head.bias'][:5]
@@ -173,13 +174,13 @@ def test_pretrained(lines, save):
     model.backbone.init_cfg = pretrained(save(state), prefix='backbone.')
     initialize(model)
     assert lines[0].endswith('it sets 4 of 5 tensors; 1 are missing in it (norm.weight)')
-    fit.check_fit(model, path, Model().state_dict(), 'load_from', whole=True)  # a later load is not that of init_cfg
+    fit.check_fit(model, path, Model().state_dict(), 'load_from', whole=True)  # not a load of init_cfg
     assert len(lines) == 2
 
 
 @pytest.mark.parametrize('place', ['backbone', 'model'])
 def test_foreign_pretrained(lines, save, place):
-    """Without a prefix, with that of another part, and of a model of which only the head fits."""
+    """Files without the prefix, with the prefix of another part, and of a model of which only the head fits."""
     states = [{}, nn.Linear(2, 2).state_dict(), {f'a.{key}': value for key, value in Backbone().state_dict().items()}]
     states += [Model(channels=9).state_dict(), {'head.bias': torch.ones(5)}]
     for state in states:
@@ -192,7 +193,7 @@ def test_foreign_pretrained(lines, save, place):
 
 
 def test_module_that_loads_by_itself(lines, save):
-    """As the Swin transformers of the hosts, which rename what they read."""
+    """Like the Swin transformers of the hosts, which rename the entries that they read."""
     state = Backbone().state_dict()
     path = save({name.replace('conv', 'projection'): value for name, value in state.items()})
 
@@ -207,8 +208,8 @@ def test_module_that_loads_by_itself(lines, save):
     assert lines == [f'model.backbone.init_cfg.checkpoint {path}: it sets 5 of 5 tensors']
 
 
-def test_pretrained_files_that_do_not_serve(lines, save, tmp_path):
-    """Before anything is initialized; what is remote is not read twice."""
+def test_pretrained_files_that_cannot_be_used(lines, save, tmp_path):
+    """They are refused before anything is initialized; remote files are not read twice."""
 
     def watch(path, **options):
         model = Model()
@@ -246,7 +247,7 @@ def changed(tiny_config, old, new):
 
 
 def with_another_head(path):
-    """The checkpoint of a training with 3 classes."""
+    """Write the checkpoint of a training with 3 classes."""
     content = read_whole(path, '')
     content['state_dict'].update({'head.fc.weight': torch.ones(3, 1280), 'head.fc.bias': torch.ones(3)})
     torch.save(content, path.with_name('other_head.pth'))
@@ -256,9 +257,9 @@ def with_another_head(path):
 OTHER_MODEL = ("type='MobileNetV2', widen_factor=0.1", "type='MobileNetV2', widen_factor=0.2")
 
 
-def test_test(trained, tiny_config, test_args, tmp_path, lines):  # noqa: F811
+def test_test(trained, tiny_config, test_args, tmp_path, lines):
     def run(config, checkpoint, *argv):
-        return launch.test(test_args(config, checkpoint, '--work-dir', tmp_path / 'test', *argv))
+        return tool.test(test_args(config, checkpoint, '--work-dir', tmp_path / 'test', *argv))
 
     path = trained / 'epoch_1.pth'
     metrics = run(tiny_config, path)
@@ -281,7 +282,7 @@ def test_test(trained, tiny_config, test_args, tmp_path, lines):  # noqa: F811
                 run(tiny_config, content, *argv)
 
 
-def test_train(trained, tiny_config, train_args, tmp_path, lines):  # noqa: F811
+def test_train(trained, tiny_config, train_args, tmp_path, lines):
     def run(config, *argv):
         launch.train(train_args(config, '--work-dir', tmp_path / 'other', '--no-validate', *argv))
 
@@ -305,11 +306,11 @@ def test_train(trained, tiny_config, train_args, tmp_path, lines):  # noqa: F811
         with raises(LaunchError, str(tmp_path / 'foreign.pth')):
             run(config)
         with raises(LaunchError, 'model.backbone.init_cfg.checkpoint', tmp_path / 'foreign.pth'):
-            run(config, '--cfg-options', f'load_from={path}')  # whose load is not the one that init_cfg asks for
+            run(config, '--cfg-options', f'load_from={path}')  # the load of load_from is not the one of init_cfg
 
 
-def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path, lines):  # noqa: F811
-    """A checkpoint of an EMAHook holds the averages as the weights; the hook copies the model and loads it, too."""
+def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path, lines):
+    """An EMAHook saves the averages as the weights; it also copies the model and loads the copy."""
     config = changed(tiny_config, 'randomness', "custom_hooks = [dict(type='EMAHook')]\nrandomness")
     init = f"init_cfg=dict(type='Pretrained', prefix='backbone.', checkpoint={str(trained / 'epoch_1.pth')!r}), "
     config.write_text(config.read_text().replace("type='MobileNetV2', ", f"type='MobileNetV2', {init}"))
@@ -321,7 +322,7 @@ def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path,
     path = tmp_path / 'ema/epoch_1.pth'
     assert 'ema_state_dict' in read_whole(path, '')
     for chosen in (config, tiny_config):
-        launch.test(test_args(chosen, path, '--work-dir', tmp_path / 'test'))
+        tool.test(test_args(chosen, path, '--work-dir', tmp_path / 'test'))
     launch.train(
         train_args(
             config,
