@@ -12,6 +12,7 @@ from typing import Any
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import RUNNERS as MMENGINE_RUNNERS
 from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry as MMEngineRegistry
@@ -63,5 +64,6 @@ class ModelRegistry(Registry):
 MODELS = ModelRegistry('model', parent=MMENGINE_MODELS, locations=['mmkron.models'])
 DATASETS = Registry('dataset', parent=MMENGINE_DATASETS, locations=['mmkron.datasets'])
 TRANSFORMS = Registry('transform', parent=MMENGINE_TRANSFORMS, locations=['mmkron.datasets'])
+RUNNERS = Registry('runner', parent=MMENGINE_RUNNERS, locations=['mmkron.engine.flexible'])
 STRATEGIES = Registry('strategy', parent=MMENGINE_STRATEGIES, locations=['mmkron.engine.flexible'])
 HOOKS = Registry('hook', parent=MMENGINE_HOOKS, locations=['mmkron.engine.hooks'])

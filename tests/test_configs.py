@@ -174,7 +174,10 @@ def test_fsdp_configs():
     assert [path.parent.name for path in FSDP_CONFIGS] == ['kanet', 'lambda_resnet', 'qkformer']
     for path in FSDP_CONFIGS:
         cfg = Config.fromfile(path)
-        assert (cfg.pop('runner_type'), cfg.pop('strategy')) == ('FlexibleRunner', dict(type='mmkron.FSDPStrategy'))
+        assert (cfg.pop('runner_type'), cfg.pop('strategy')) == (
+            'mmkron.FlexibleRunner',
+            dict(type='mmkron.FSDPStrategy'),
+        )
         base = path.with_name(re.search(r"'\./(.+?)'", path.read_text())[1])
         assert base in CONFIGS
         assert cfg.to_dict() == Config.fromfile(base).to_dict()

@@ -2,60 +2,93 @@
 
 from __future__ import annotations
 
+import os.path as osp
 from collections import Counter
 from functools import partial
 from typing import Any
 
 import torch.nn as nn
 from mmengine._strategy import FSDPStrategy as MMEngineFSDPStrategy
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
+from mmengine.dist import barrier, is_main_process
 from mmengine.runner import FlexibleRunner as MMEngineFlexibleRunner
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 
+from mmkron.data_checks.common import type_name
 from mmkron.engine.console import quiet
 from mmkron.engine.data_errors import NamedSamplesMixin
+from mmkron.engine.errors import LaunchError
+from mmkron.engine.storage import PARTIAL, describe, finish, remove
 from mmkron.models.backbones import Backbone
-from mmkron.registry import STRATEGIES
+from mmkron.registry import RUNNERS, STRATEGIES
 
 
+@RUNNERS.register_module()
 class FlexibleRunner(NamedSamplesMixin, MMEngineFlexibleRunner):
-    """MMEngine's runner, whose config may hold ``compile``, and whose checkpoints are those of Runner.
+    """MMEngine's runner for strategies: ``runner_type='mmkron.FlexibleRunner'``.
 
-    MMEngine 0.10 counts a step too many in a checkpoint that its hook writes again after the evaluation, so that
-    resuming would skip an epoch, and leaves DDP's prefix ``module.`` on the weights. It loads a checkpoint before an
-    EMAHook has made the averages that belong to it.
+    Its config may hold ``compile``, and its checkpoints are whole and in the format of Runner. MMEngine 0.10 counts a
+    step too many in a checkpoint that its hook writes again after the evaluation, so that resuming would skip an epoch,
+    leaves DDP's prefix ``module.`` on the weights, and loads a checkpoint before an EMAHook has made the averages that
+    belong to it.
     """
 
     _begun = False
 
     @classmethod
     def from_cfg(cls, cfg: Config) -> FlexibleRunner:
-        """The runner that ``cfg`` describes."""
+        """Build the runner of a config; a single process has nothing to share and gets MMEngine's default strategy.
+
+        Raises:
+            LaunchError: If FSDP is combined with an EMAHook.
+        """
+        if cfg.get('launcher', 'none') == 'none' and type_name(cfg.get('strategy') or {}) in (
+            'DDPStrategy',
+            'FSDPStrategy',
+        ):
+            cfg.strategy = None
+        hooks = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
+        if strategy == 'FSDPStrategy' and 'EMAHook' in map(type_name, filter(None, hooks)):
+            raise LaunchError('EMAHook averages whole parameters and does not work with FSDPStrategy; use DDPStrategy')
+        cfg.setdefault('env_cfg', ConfigDict())  # MMEngine's default is None, which it cannot unpack
         runner = super().from_cfg(cfg)
         runner._compile = cfg.get('compile', False)
         runner.model = runner.strategy.build_model(runner.model)  # what a checkpoint must fit, before it is wrapped
         return runner
 
     def _log_env(self) -> None:
-        """Log the environment and the config to the file alone."""
+        """Log the environment and the config to the file only."""
         quiet(self.logger)
         super()._log_env()
 
     def load_or_resume(self) -> None:
-        """As MMEngine's."""
+        """Call the hooks' ``before_run``, then load or resume."""
         self.call_hook('before_run')
         super().load_or_resume()
 
-    def save_checkpoint(self, *args: Any, meta: dict | None = None, **kwargs: Any) -> None:
-        """As MMEngine's; ``meta`` has precedence over what the runner counts."""
+    def save_checkpoint(self, out_dir: str, filename: str, *args: Any, meta: dict | None = None, **kwargs: Any) -> None:
+        """Save a whole file; ``meta`` has precedence over the runner's own counts.
+
+        Raises:
+            WriteError: If the file cannot be written.
+        """
         self._given_meta = dict(meta or {})
-        super().save_checkpoint(*args, meta=meta, **kwargs)
+        path = osp.join(out_dir, filename)
+        try:
+            super().save_checkpoint(out_dir, filename + PARTIAL, *args, meta=meta, **kwargs)
+            barrier()  # every process may write a shard
+            if is_main_process():
+                finish(path)
+        except OSError as error:
+            if is_main_process():
+                remove(path + PARTIAL)
+            raise describe(error, path) from error
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """As MMEngine's."""
+        """Call the hooks, ``before_run`` once per run."""
         if fn_name == 'before_run' and self._begun:
             return
         if fn_name in ('before_run', 'after_run'):
@@ -71,17 +104,16 @@ class FlexibleRunner(NamedSamplesMixin, MMEngineFlexibleRunner):
 
 @STRATEGIES.register_module()
 class FSDPStrategy(MMEngineFSDPStrategy):
-    """MMEngine's strategy, with every block of a backbone of mmkron as a unit of its own.
+    """MMEngine's strategy, with every block of a backbone of mmkron as an FSDP unit.
 
-    A unit's parameters are gathered while it computes and spread again after it. What is in no block, such as a head,
-    is gathered for the whole step, because the hosts call more of a head than its ``forward``; so is a block that
-    shares a parameter with another one. Checkpoints hold the full weights, so that a single process loads them.
-
-    Training can be resumed, which MMEngine 0.10 cannot from PyTorch 2.1 on.
+    A unit's parameters are gathered while it computes and sharded again after it. Everything outside of the blocks,
+    such as a head, is gathered for the whole step, because the hosts call more of a head than its ``forward``; so is a
+    block that shares a parameter with another one. Checkpoints hold the full weights, so that a single process loads
+    them. Training can be resumed, which MMEngine 0.10 cannot do with PyTorch 2.1 or later.
 
     Args:
-        state_dict_cfg (str | dict): what a checkpoint holds, as in MMEngine's strategy.
-        **kwargs: as in MMEngine's strategy. An ``auto_wrap_policy`` in ``model_wrapper`` stays as given.
+        state_dict_cfg: Content of a checkpoint, as in MMEngine's strategy.
+        **kwargs: Other arguments of MMEngine's strategy. An ``auto_wrap_policy`` in ``model_wrapper`` has precedence.
     """
 
     def __init__(self, *, state_dict_cfg: str | dict = 'full', **kwargs: Any) -> None:
@@ -100,7 +132,7 @@ class FSDPStrategy(MMEngineFSDPStrategy):
         return super()._wrap_model(model)
 
     def load_optim_state_dict(self, state_dict: dict) -> None:
-        """Loads the state of the unsharded optimizer; MMEngine passes the arguments in the order of PyTorch 2.0."""
+        """Load the state of the unsharded optimizer; MMEngine passes the arguments in the order of PyTorch 2.0."""
         sharded = FullyShardedDataParallel.optim_state_dict_to_load(
             model=self.model, optim=self.optim_wrapper.optimizer, optim_state_dict=state_dict
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import os.path as osp
 import pickle
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.logging import MMLogger
+from mmengine.logging import MMLogger, print_log
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner
@@ -199,25 +200,12 @@ class LaunchRunner(NamedSamplesMixin, Runner):
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the runner of a config, of the class ``runner_type`` if that is set.
-
-    Raises:
-        LaunchError: FSDP is combined with an EMAHook.
-    """
-    if 'runner_type' not in cfg:
-        return LaunchRunner.from_cfg(cfg)
-    if cfg.runner_type not in ('FlexibleRunner', 'mmkron.FlexibleRunner'):
-        return RUNNERS.build(cfg)
-    from mmkron.engine.flexible import FlexibleRunner
-
-    strategy = cfg.get('strategy') or {}
-    if cfg.get('launcher', 'none') == 'none' and type_name(strategy) in ('DDPStrategy', 'FSDPStrategy'):
-        cfg.strategy = None  # a single process has nothing to share
-    hooks = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
-    if type_name(cfg.get('strategy') or {}) == 'FSDPStrategy' and 'EMAHook' in map(type_name, filter(None, hooks)):
-        raise LaunchError('EMAHook averages whole parameters and cannot be combined with FSDPStrategy; use DDPStrategy')
-    cfg.setdefault('env_cfg', ConfigDict())  # MMEngine's default is None, which it cannot unpack
-    return FlexibleRunner.from_cfg(cfg)
+    """Build the runner of a config, of the class ``runner_type`` if that is set."""
+    if cfg.get('runner_type') == 'FlexibleRunner':
+        print_log(
+            "runner_type='FlexibleRunner' is MMEngine's; 'mmkron.FlexibleRunner' can resume", level=logging.WARNING
+        )
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else LaunchRunner.from_cfg(cfg)
 
 
 def build_model(cfg: Config, device: str, layer: type, what: str) -> nn.Module:

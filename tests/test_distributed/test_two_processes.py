@@ -34,7 +34,7 @@ steps = [dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')]
 train_dataloader = dict(dataset=dict(pipeline=steps))
 """
     (out / 'ddp.py').write_text(same)
-    (out / 'flexible_ddp.py').write_text(same + "runner_type = 'FlexibleRunner'\n")
+    (out / 'flexible_ddp.py').write_text(same + "runner_type = 'mmkron.FlexibleRunner'\n")
     strategy = (ROOT / 'configs/_base_/strategies/fsdp.py').read_text()
     (out / 'fsdp.py').write_text(same + strategy)
     (scenes,) = (ROOT / 'configs/lambda_resnet').glob('*_scenes-128x128.py')

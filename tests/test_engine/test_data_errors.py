@@ -50,7 +50,7 @@ def test_unreadable_image(train, tmp_path, workers, backend):
         train(load, workers)
 
 
-@pytest.mark.parametrize('runner', ['Runner', 'FlexibleRunner'])
+@pytest.mark.parametrize('runner', ['Runner', 'mmkron.FlexibleRunner'])
 @pytest.mark.parametrize(('workers', 'iterations'), [(0, False), (1, True)])
 def test_transform_that_fails(train, tmp_path, workers, iterations, runner):
     """The workers of an iteration-based loop start before any hook runs."""

@@ -299,10 +299,10 @@ def test_train(trained, tiny_config, train_args, tmp_path, lines):
     with raises(LaunchError, 'load_from', tmp_path / 'foreign.pth'):
         run(tiny_config, '--cfg-options', f'load_from={tmp_path}/foreign.pth')
     init = f"init_cfg=dict(type='Pretrained', checkpoint={str(tmp_path / 'foreign.pth')!r}), "
-    for runner in ('Runner', 'FlexibleRunner'):
+    for runner in ('Runner', 'mmkron.FlexibleRunner'):
         config = changed(tiny_config, "type='MobileNetV2', ", f"type='MobileNetV2', {init}")
         if runner != 'Runner':
-            config.write_text(config.read_text() + "runner_type = 'FlexibleRunner'\n")
+            config.write_text(config.read_text() + "runner_type = 'mmkron.FlexibleRunner'\n")
         with raises(LaunchError, str(tmp_path / 'foreign.pth')):
             run(config)
         with raises(LaunchError, 'model.backbone.init_cfg.checkpoint', tmp_path / 'foreign.pth'):

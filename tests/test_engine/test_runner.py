@@ -185,7 +185,7 @@ def test_cpu_group_of_a_flexible_runner(monkeypatch):
     monkeypatch.setattr(torch.distributed, 'init_process_group', lambda backend: None)
 
     def prepare(strategy):
-        cfg = Config(dict(launcher='pytorch', runner_type='FlexibleRunner', strategy=strategy))
+        cfg = Config(dict(launcher='pytorch', runner_type='mmkron.FlexibleRunner', strategy=strategy))
         assert launch.open_cpu_group(cfg) is True
         return cfg.strategy
 
@@ -309,7 +309,9 @@ def test_runs_restore_the_default_scope(tiny_config, train_args, tmp_path):
 def test_averages_of_sharded_weights(key):
     hook = dict(type='mmpretrain.EMAHook')
     hooks = {key: [hook] if key == 'custom_hooks' else dict(timer=None, ema=hook)}
-    cfg = dict(runner_type='FlexibleRunner', launcher='pytorch', strategy=dict(type='mmkron.FSDPStrategy'), **hooks)
+    cfg = dict(
+        runner_type='mmkron.FlexibleRunner', launcher='pytorch', strategy=dict(type='mmkron.FSDPStrategy'), **hooks
+    )
     with raises(LaunchError, 'EMAHook', 'FSDPStrategy'):
         launch.build_runner(Config(cfg))
 
@@ -317,7 +319,7 @@ def test_averages_of_sharded_weights(key):
 def test_flexible_runner(trained, tiny_config, train_args, tmp_path):
     """One process trains the config of a sharded run on its one device, compiles, and resumes at the right epoch."""
     config = tmp_path / 'flexible.py'
-    extra = "runner_type = 'FlexibleRunner'\nstrategy = dict(type='mmkron.FSDPStrategy')\n"
+    extra = "runner_type = 'mmkron.FlexibleRunner'\nstrategy = dict(type='mmkron.FSDPStrategy')\n"
     config.write_text(tiny_config.read_text() + extra + 'compile = dict(disable=True)\n')
     runner = launch.train(train_args(config, '--work-dir', tmp_path / 'w', '--auto-scale-lr'))
     assert type(runner.strategy).__name__ == 'SingleDeviceStrategy'
@@ -348,7 +350,7 @@ def test_console(tiny_config, train_args, test_args, tmp_path, capsys, flexible)
     """A short summary comes before the first line of a training or a test; the log file has everything."""
     config, work = tmp_path / 'own.py', tmp_path / 'work'
     own = "default_hooks['logger'] = dict(type='LoggerHook', interval=1)\n"
-    own += "runner_type = 'FlexibleRunner'\n" * flexible
+    own += "runner_type = 'mmkron.FlexibleRunner'\n" * flexible
     config.write_text(tiny_config.read_text() + own)
 
     def run(call, args):

@@ -31,7 +31,7 @@ class DeterministicResumeHook(Hook):
 
     def __init__(self) -> None:
         self._seed_of_checkpoint: int | None = None
-        self._batches: SeededBatches | None = None
+        self._batches: list[SeededBatches] = []
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         checkpoint.setdefault('meta', {}).setdefault('mmkron', {})['seed'] = self._base(runner)
@@ -51,7 +51,7 @@ class DeterministicResumeHook(Hook):
         base = self._base(runner)
         batches = SeededBatches(loader.collate_fn, loader.worker_init_fn, base, get_rank(), first, length)
         loader.collate_fn, loader.worker_init_fn = batches, batches.start
-        self._batches = batches
+        self._batches.append(batches)
 
     def before_train(self, runner: Any) -> None:
         if runner.iter == 0:
@@ -64,8 +64,8 @@ class DeterministicResumeHook(Hook):
         self._seed(runner, STEP)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        if self._batches is not None:
-            self._batches.first = runner.iter + 1
+        for batches in self._batches:  # of workers that start later
+            batches.first = runner.iter + 1
         self._seed(runner, LOADING, ahead=1)
 
     def after_val_epoch(self, runner: Any, metrics: dict | None = None) -> None:

@@ -77,6 +77,7 @@ class PreemptionHook(Hook):
         self._state: dict = {}  # of this hook in the checkpoint that was loaded
         self._position: dict | None = None  # for the checkpoint that is being written, if this hook writes it
         self._training = self._saved = False
+        self._last_regular: str | None = None  # path of the last checkpoint of CheckpointHook
         self._loader: DataLoader | None = None  # of an epoch-based loop
         self._own_functions: tuple = ()  # collate_fn and worker_init_fn of that loader, as the host built it
         self._skip = 0  # batches of the epoch that were trained before the stop
@@ -92,22 +93,20 @@ class PreemptionHook(Hook):
         if self._position is not None:
             meta.update(epoch=self._position['epoch'], iter=self._position['iter'])
             state.update(self._position['state'])
-        elif is_main_process():
-            folder = self._folder(runner)
-            for name in os.listdir(folder) if osp.isdir(folder) else ():
-                if re.fullmatch(INTERRUPTED.format(r'\d+'), name):
-                    AtomicLocalBackend().remove(osp.join(folder, name))
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         self._state = (checkpoint.get('meta') or {}).get('mmkron') or {}
 
-    def _folder(self, runner: Any) -> str:
-        hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
-        return hook.out_dir if isinstance(getattr(hook, 'file_backend', None), LocalBackend) else runner.work_dir
+    def _remove_interrupted(self, runner: Any) -> None:
+        """Remove earlier checkpoints of this hook after a regular one."""
+        last = getattr(_checkpoint_hook(runner), 'last_ckpt', None)
+        if last != self._last_regular and is_main_process():
+            _remove_matching(runner, re.compile(INTERRUPTED.format(r'\d+')))
+        self._last_regular = last
 
     def _save(self, runner: Any, iteration: int, **state: int) -> None:
         """Write the checkpoint of a training after ``iteration`` iterations."""
-        folder, name = self._folder(runner), INTERRUPTED.format(iteration)
+        folder, name = _folder(runner), INTERRUPTED.format(iteration)
         self._position = dict(epoch=runner.epoch, iter=iteration, state=state)
         meta = dict(epoch=runner.epoch, iter=iteration)
         runner.save_checkpoint(folder, name, meta=meta, by_epoch=False, backend_args=ATOMIC)
@@ -158,7 +157,8 @@ class PreemptionHook(Hook):
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._receive) for number in self.signals}
         if is_main_process():
-            self._remove_unfinished(runner)
+            _remove_matching(runner, _UNFINISHED)
+        self._last_regular = getattr(_checkpoint_hook(runner), 'last_ckpt', None)
         loader = getattr(runner.val_loop, 'dataloader', None)
         if isinstance(loader, DataLoader):
             loader.worker_init_fn = WorkerStart(loader.worker_init_fn, self.signals)
@@ -172,14 +172,6 @@ class PreemptionHook(Hook):
             self._restart(runner)
         else:
             self._start(runner)
-
-    def _remove_unfinished(self, runner: Any) -> None:
-        """Remove what a killed process has left of a checkpoint."""
-        folder = self._folder(runner)
-        for name in os.listdir(folder) if osp.isdir(folder) else ():
-            path = osp.join(folder, name)
-            if _UNFINISHED.fullmatch(name) and (osp.isfile(path) or hasattr(runner, 'strategy')):
-                remove(path)
 
     def _start(self, runner: Any) -> None:
         """Prepare the loader of an epoch-based loop and find the position in its first epoch."""
@@ -224,11 +216,13 @@ class PreemptionHook(Hook):
             runner.logger.info(f'Continue after batch {self._skip} of the epoch')
 
     def after_train_epoch(self, runner: Any) -> None:
+        self._remove_interrupted(runner)
         if self._skip:
             runner.train_loop.dataloader = self._loader
             self._skip = 0
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        self._remove_interrupted(runner)
         self._stop = self._stop or self._agree()
         if self._stop and _step_is_complete(runner):
             state = {}
@@ -261,3 +255,22 @@ def _step_is_complete(runner: Any) -> bool:
     """Return whether no gradient waits for the iterations that accumulate with it; no checkpoint holds gradients."""
     wrappers = getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})  # of an OptimWrapperDict
     return all(getattr(wrapper, 'should_update', lambda: True)() for wrapper in wrappers.values())
+
+
+def _checkpoint_hook(runner: Any) -> CheckpointHook | None:
+    return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+
+
+def _folder(runner: Any) -> str:
+    """Return the folder of the checkpoints, or the work dir if they are not local files."""
+    hook = _checkpoint_hook(runner)
+    return hook.out_dir if isinstance(getattr(hook, 'file_backend', None), LocalBackend) else runner.work_dir
+
+
+def _remove_matching(runner: Any, names: re.Pattern) -> None:
+    """Remove checkpoints by their names; folders only of a runner that writes a file per process."""
+    folder = _folder(runner)
+    for name in os.listdir(folder) if osp.isdir(folder) else ():
+        path = osp.join(folder, name)
+        if names.fullmatch(name) and (osp.isfile(path) or hasattr(runner, 'strategy')):
+            remove(path)
