@@ -17,7 +17,7 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 
-from mmkron.engine import checkpoints, weights
+from mmkron.engine import checkpoints
 from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
@@ -181,10 +181,10 @@ def test_converters_and_publish(tmp_path):
         path = tmp_path / 'a.pth'
         path.write_bytes(data)
         with raises(DamagedError, 'SRC', path):
-            weights.read_weights(path)
+            load_tool('model_converters/common').read_weights(path)
     path.write_bytes(zipped(saved(), {'data.pkl': nested(100_000)}))
     with raises(LaunchError, 'SRC', path):
-        weights.read_weights(path)
+        load_tool('model_converters/common').read_weights(path)
     for part in (dict(meta=None), dict(state_dict=None)):
         torch.save({**content(), **part}, path)
         with raises(LaunchError, 'SRC', path):
@@ -197,7 +197,7 @@ def test_safetensors(tmp_path):
         path = tmp_path / 'a.safetensors'
         path.write_bytes(data)
         with raises(LaunchError, 'SRC', path):
-            weights.read_weights(path)
+            load_tool('model_converters/common').read_weights(path)
 
 
 class Quiet(SimpleHTTPRequestHandler):

@@ -129,10 +129,10 @@ class Payload:
         ('a.pth', b'no weights', [], 'SRC .*a.pth is damaged'),
         ('a.pth', b'', [], 'SRC .*a.pth is damaged or cut off'),
         ('a.pth', Payload(), [], 'SRC .*a.pth is refused: it holds more than weights'),
-        ('a.safetensors', b'no weights', [], 'is no file of safetensors: '),
-        ('a.pth', [1, 2], [], 'must hold a state dict, names and tensors; it does not'),
-        ('a.pth', {}, [], 'must hold a state dict, names and tensors; it does not'),
-        ('a.pth', dict(state_dict=dict(a=1)), [], 'must hold a state dict, names and tensors; it does not'),
+        ('a.safetensors', b'no weights', [], 'is not a safetensors file: '),
+        ('a.pth', [1, 2], [], 'must hold a state dict of names and tensors'),
+        ('a.pth', {}, [], 'must hold a state dict of names and tensors'),
+        ('a.pth', dict(state_dict=dict(a=1)), [], 'must hold a state dict of names and tensors'),
         ('a.pth', dict(a=torch.zeros(1)), [], r'SRC does not fit --from resnet: .*target, \(3, 4, 6, 3\).*got \(\)'),
         ('a.pth', dict(a=torch.zeros(1)), ['--from', 'timm-26t'], 'SRC does not fit --from timm-26t: no .* of a, '),
         (
@@ -166,9 +166,9 @@ def test_safetensors_is_optional(tool, tmp_path, monkeypatch):
         tool.main([str(tmp_path / 'a.safetensors'), str(tmp_path / 'out.pth'), '--from', 'resnet'])
 
 
-@pytest.mark.parametrize(('dst', 'message'), [('out.pt', 'DST must end in .pth'), ('made.pth', 'must be a new file')])
-def test_bad_destination(tool, tmp_path, capsys, dst, message):
+@pytest.mark.parametrize('dst', ['out.pt', 'made.pth'])
+def test_bad_destination(tool, tmp_path, capsys, dst):
     (tmp_path / 'made.pth').touch()
     with pytest.raises(SystemExit):
         tool.main(['in.pth', str(tmp_path / dst), '--from', 'resnet'])
-    assert message in capsys.readouterr().err
+    assert f'DST must be a new file that ends in .pth, got {tmp_path / dst}' in capsys.readouterr().err

@@ -127,7 +127,7 @@ def changed(change):
         ),
         (
             lambda w: w.update({'stage1.0.mlp.fc1_conv.bias': torch.zeros(128)}),
-            'two of its entries have one place, as it has 104 entries instead of 103',
+            'two of its entries have one place: it has 104 entries instead of 103',
         ),
     ],
 )
@@ -148,7 +148,7 @@ def test_another_arch(tool, tmp_path):
     ('argv', 'message'),
     [
         (['in.pth', 'out.pth'], 'the following arguments are required: --arch'),
-        (['in.pth', 'out.pt', '--arch', 'cifar'], 'DST must end in .pth, got out.pt'),
+        (['in.pth', 'out.pt', '--arch', 'cifar'], 'DST must be a new file that ends in .pth, got out.pt'),
         (['in.pth', 'out.pth', '--arch', 'hst'], "invalid choice: 'hst'"),
     ],
 )
