@@ -32,20 +32,20 @@ def copy(source: Path, target: Path) -> None:
 def link(source: Path, target: Path) -> None:
     try:
         target.symlink_to(os.path.relpath(source, target.parent), target_is_directory=source.is_dir())
-    except OSError:  # Windows without the right to make links
+    except OSError:  # Windows without permission to create links
         copy(source, target)
 
 
 class BuildPyWithMim(build_py):
-    """Puts configs, tools and the model index into ``mmkron/.mim``, where MIM looks for them.
+    """Build command that adds configs, tools and the model index to ``mmkron/.mim``, where MIM expects them.
 
-    A wheel gets copies. An editable install gets links in the source tree, so that an edited config counts at once.
+    A wheel contains copies. An editable install gets links into the source tree, so that edits take effect at once.
     """
 
     def run(self) -> None:
         package = ROOT / 'mmkron' if self.editable_mode else Path(self.build_lib) / 'mmkron'
         mim = package / '.mim'
-        # A build folder keeps what earlier builds left in it, and a wheel would take it in.
+        # Files left in the build folder by earlier builds would end up in the wheel.
         remove(mim if self.editable_mode else package)
         super().run()
         mim.mkdir(parents=True)
@@ -65,15 +65,16 @@ setup(
     classifiers=[
         'Development Status :: 4 - Beta',
         'Intended Audience :: Science/Research',
-        'Operating System :: OS Independent',
-        'Programming Language :: Python :: 3',
+        'Operating System :: POSIX :: Linux',
+        'Programming Language :: Python :: 3 :: Only',
+        'Programming Language :: Python :: 3.11',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
     packages=find_packages(include=['mmkron', 'mmkron.*']),
     cmdclass={'build_py': BuildPyWithMim},
-    python_requires='>=3.9',
-    # No version, so that installing mmkron never replaces a torch that is there. MMEngine is missing on purpose: two
-    # distributions, mmengine and onedl-mmengine, provide it; each has its extra.
+    python_requires='>=3.11',
+    # No version, so that installing mmkron never replaces an installed torch. MMEngine is omitted on purpose: two
+    # distributions, mmengine and onedl-mmengine, provide it; each has an extra.
     install_requires=['torch'],
     extras_require={
         'openmmlab': [
@@ -93,7 +94,16 @@ setup(
             'onedl-mmdetection>=3.5.1',
             'onedl-mmsegmentation>=1.4.2',
         ],
-        'test': ['pytest', 'hypothesis', 'scikit-learn', 'onnx', 'onnxscript', 'onnxruntime'],
+        'test': [
+            'pytest',
+            'pytest-timeout',
+            'pytest-xdist',
+            'hypothesis',
+            'scikit-learn',
+            'onnx',
+            'onnxscript',
+            'onnxruntime',
+        ],
         'dev': ['ruff', 'pre-commit'],
     },
     zip_safe=False,

@@ -1,17 +1,8 @@
 _base_ = [
     '../_base_/models/kanet_small.py',
     '../_base_/datasets/fashionmnist_bs128.py',
+    '../_base_/schedules/small_adamw.py',
     '../_base_/default_runtime_cls.py',
 ]
 
-max_epochs = 10
-optim_wrapper = dict(optimizer=dict(type='AdamW', lr=0.005, weight_decay=0.05))
-param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=True, begin=0, end=1, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', by_epoch=True, begin=1, end=max_epochs, convert_to_iter_based=True),
-]
-train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
-auto_scale_lr = dict(base_batch_size=128)
 randomness = dict(seed=0)

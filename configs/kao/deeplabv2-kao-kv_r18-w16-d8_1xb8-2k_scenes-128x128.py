@@ -1,6 +1,6 @@
 _base_ = './deeplabv2_r18-w16-d8_1xb8-2k_scenes-128x128.py'
 
-# With as many parameters as the ASPP head.
+# The number of parameters matches the ASPP head.
 model = dict(
     decode_head=dict(
         _delete_=True,

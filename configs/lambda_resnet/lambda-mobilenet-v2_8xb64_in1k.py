@@ -1,3 +1,6 @@
-_base_ = '../kanet/kanet_kv_imagenet.py'
-
-model = dict(backbone=dict(_delete_=True, type='mmkron.LambdaMobileNetV2'))
+_base_ = [
+    '../_base_/models/lambda_mobilenet_v2.py',
+    '../_base_/datasets/imagenet_bs64_256_crop224.py',
+    '../_base_/schedules/imagenet_bs512_150e.py',
+    '../_base_/default_runtime_cls.py',
+]

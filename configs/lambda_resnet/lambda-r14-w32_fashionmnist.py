@@ -1,9 +1,10 @@
 _base_ = [
     '../_base_/datasets/fashionmnist_bs128.py',
+    '../_base_/schedules/small_adamw.py',
     '../_base_/default_runtime_cls.py',
 ]
 
-# Half of ResNet-RS's width, and only its stages c2 and c3: they see maps of 7 x 7 and 4 x 4 here.
+# Half the width of ResNet-RS, and only its stages c2 and c3, whose maps are 7 x 7 and 4 x 4 here.
 model = dict(
     type='ImageClassifier',
     backbone=dict(
@@ -27,13 +28,9 @@ model = dict(
 )
 
 max_epochs = 5
-optim_wrapper = dict(optimizer=dict(type='AdamW', lr=0.005, weight_decay=0.05))
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=True, begin=0, end=1, convert_to_iter_based=True),
+    _base_.warmup,
     dict(type='CosineAnnealingLR', by_epoch=True, begin=1, end=max_epochs, convert_to_iter_based=True),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
-auto_scale_lr = dict(base_batch_size=128)
+train_cfg = dict(max_epochs=max_epochs)
 randomness = dict(seed=0)

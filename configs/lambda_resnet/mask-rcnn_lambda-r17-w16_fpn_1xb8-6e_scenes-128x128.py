@@ -20,4 +20,4 @@ test_cfg = dict(type='TestLoop')
 auto_scale_lr = dict(enable=False, base_batch_size=8)
 default_hooks = dict(checkpoint=dict(interval=1, max_keep_ckpts=1, save_best='coco/segm_mAP'))
 randomness = dict(seed=0)
-visualizer = dict(alpha=0.4)  # of boxes and masks; mmdet's 0.8 hides what is below
+visualizer = dict(alpha=0.4)  # of boxes and masks; MMDetection's default of 0.8 hides the image

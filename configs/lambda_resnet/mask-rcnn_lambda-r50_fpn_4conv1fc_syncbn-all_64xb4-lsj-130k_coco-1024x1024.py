@@ -5,11 +5,11 @@ _base_ = [
     '../_base_/default_runtime_det.py',
 ]
 
-# Everything learns from scratch: nothing is frozen, and all but the RPN, which has no place for it, is normalised.
+# Trained from scratch: nothing is frozen, and all parts are normalized except the RPN, which does not support it.
 norm_cfg = dict(type='SyncBN', eps=1e-3, momentum=0.01, requires_grad=True)
 model = dict(
     data_preprocessor=dict(
-        # The content lambdas see the padding: tests pad to the square, too.
+        # Content lambdas depend on the padding, so test images are padded to the square as well.
         pad_size_divisor=1024,
         batch_augments=[dict(type='BatchFixedSizePad', size=(1024, 1024), pad_mask=True)],
     ),

@@ -5,16 +5,7 @@ _base_ = [
     '../_base_/default_runtime_det.py',
 ]
 
-model = dict(
-    backbone=dict(
-        frozen_stages=1,
-        norm_eval=True,
-        init_cfg=dict(
-            type='Pretrained',
-            prefix='backbone.',
-            checkpoint='work_dirs/lambda-resnet50_32xb128-350e_in1k-160px/epoch_350.pth',
-        ),
-    )
-)
+checkpoint = 'work_dirs/lambda-resnet50_32xb128-350e_in1k-160px/epoch_350.pth'
+model = dict(backbone=dict(init_cfg=dict(checkpoint=checkpoint)))
 
 optim_wrapper = dict(optimizer=dict(lr=0.01))

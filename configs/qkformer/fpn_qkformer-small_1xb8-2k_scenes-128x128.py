@@ -1,19 +1,11 @@
 _base_ = [
     '../_base_/models/fpn_qkformer-small.py',
     '../_base_/datasets/fashion_scenes_128x128.py',
+    '../_base_/schedules/scenes_bs8_2k_adamw.py',
     '../_base_/default_runtime_seg.py',
 ]
 model = dict(data_preprocessor={{_base_.data_preprocessor}})
 
-max_iters = 2000
-optim_wrapper = dict(type='OptimWrapper', optimizer=dict(type='AdamW', lr=5e-3, weight_decay=0.05))
-param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, begin=0, end=100, by_epoch=False),
-    dict(type='PolyLR', power=0.9, eta_min=0.0, begin=100, end=max_iters, by_epoch=False),
-]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=500)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
-auto_scale_lr = dict(base_batch_size=8)
+optim_wrapper = dict(optimizer=dict(lr=5e-3))
 default_hooks = dict(checkpoint=dict(interval=500, max_keep_ckpts=1))
 randomness = dict(seed=0)

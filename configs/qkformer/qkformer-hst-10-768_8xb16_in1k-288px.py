@@ -7,7 +7,7 @@ _base_ = [
 
 model = dict(backbone=dict(arch='hst-10-768'), head=dict(in_channels=768))
 
-# How the paper's network at 288 was trained is not known. This is the continuation at 384, at 288.
+# The paper's recipe for 288 x 288 is not known. This is the continuation for 384 x 384 at 288 x 288.
 train_dataloader = dict(batch_size=16)
 optim_wrapper = dict(accumulative_counts=4)
 auto_scale_lr = dict(base_batch_size=128)

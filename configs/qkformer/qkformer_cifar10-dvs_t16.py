@@ -4,8 +4,8 @@ _base_ = [
     '../_base_/default_runtime_cls.py',
 ]
 
-# The recipe of the released log: 16 frames of equally many events, batch 16, mixed precision in training (--amp), the
-# best epoch of the test set. 96 epochs, of which 10 of warm-up from 1e-5, and 10 more at the last learning rate.
+# The recipe of the released log: 16 frames with equal numbers of events, batch 16, mixed precision in training (--amp),
+# the best epoch on the test set. 96 epochs, including 10 of warm-up from 1e-5, then 10 at the final learning rate.
 max_epochs = 106
 optim_wrapper = dict(optimizer=dict(type='AdamW', lr=5e-3, weight_decay=0.06))
 param_scheduler = [
@@ -17,6 +17,6 @@ val_cfg = dict()
 test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=16)
 custom_hooks = [
-    dict(type='SwitchRecipeHook', schedule=[dict(action_epoch=76, batch_augments=None)]),  # mixup for 75 epochs
+    dict(type='SwitchRecipeHook', schedule=[dict(action_epoch=76, batch_augments=None)]),  # Mixup for 75 epochs
 ]
 randomness = dict(seed=2021)

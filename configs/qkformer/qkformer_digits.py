@@ -1,20 +1,19 @@
 _base_ = [
     '../_base_/models/qkformer_small.py',
     '../_base_/datasets/digits_bs64.py',
+    '../_base_/schedules/small_adamw.py',
     '../_base_/default_runtime_cls.py',
 ]
 
-# Twice the steps of batches of 64: 98.6 instead of 96.0 % in a mean of three seeds.
+# Batches of 32 instead of 64: top-1 is 98.6 % instead of 96.0 %, as the mean of three seeds.
 train_dataloader = dict(batch_size=32)
+optim_wrapper = dict(optimizer=dict(lr=0.003))
 max_epochs = 20
-optim_wrapper = dict(optimizer=dict(type='AdamW', lr=0.003, weight_decay=0.05))
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.1, by_epoch=True, begin=0, end=1, convert_to_iter_based=True),
+    _base_.warmup,
     dict(type='CosineAnnealingLR', by_epoch=True, begin=1, end=max_epochs, convert_to_iter_based=True),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=1)
-val_cfg = dict()
-test_cfg = dict()
+train_cfg = dict(max_epochs=max_epochs)
 auto_scale_lr = dict(base_batch_size=32)
 
 default_hooks = dict(

@@ -381,7 +381,7 @@ def test_missing_data_message(tmp_path):
 def test_readme(gesture, monkeypatch):
     """The snippet for recordings of one's own."""
     text = (ROOT / 'configs/qkformer/README.md').read_text(encoding='utf-8')
-    (snippet,) = re.findall(r'```python\n# events\n(.*?)```', text, re.DOTALL)
+    (snippet,) = re.findall(r'<!-- events -->\n```python\n(.*?)```', text, re.DOTALL)
     path = gesture / 'user01_led.aedat'
     path.write_bytes(aedat3(packet3([(0, 1, 2, 1), (99_999, 3, 4, 0), (100_000, 3, 4, 1), (2_000_000, 5, 6, 0)])))
     monkeypatch.chdir(gesture)

@@ -320,7 +320,7 @@ def test_bad_arguments(tmp_path, arguments, error):
 
 
 PAGE = (ROOT / 'docs/events.md').read_text(encoding='utf-8')
-CONFIGS = dict(re.findall(r'```python\n# own events: configs/my/(\w+)\.py\n(.*?)```', PAGE, re.S))
+CONFIGS = dict(re.findall(r'<!-- own events: configs/my/(\w+)\.py -->\n```python\n(.*?)```', PAGE, re.S))
 
 
 def test_configs_of_the_page(tmp_path, monkeypatch, train_args):

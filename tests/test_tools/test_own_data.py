@@ -15,7 +15,7 @@ from mmkron.engine import runner as launch
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / 'docs/train_on_your_data.md').read_text(encoding='utf-8')
 SUFFIXES = ('.jpg', '.png')
-CONFIGS = dict(re.findall(r'```python\n# own data: configs/my/(\w+)\.py\n(.*?)```', PAGE, re.S))
+CONFIGS = dict(re.findall(r'<!-- own data: configs/my/(\w+)\.py -->\n```python\n(.*?)```', PAGE, re.S))
 
 
 def picture(path, rng, size=(96, 80), high=256):

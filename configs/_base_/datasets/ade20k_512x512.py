@@ -13,7 +13,7 @@ data_preprocessor = dict(
 
 train_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations'),  # with reduce_zero_label of the dataset, which is True for ADE20K
+    dict(type='LoadAnnotations'),  # uses reduce_zero_label=True of ADE20KDataset
     dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
@@ -23,7 +23,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
-    # After the resize: predictions are compared at the label's own size.
+    # After Resize, because predictions are evaluated at the label's original size.
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs'),
 ]

@@ -4,7 +4,7 @@ data_preprocessor = dict(
     num_classes=10,
     mean=[125.307, 122.961, 113.8575],
     std=[62.985, 62.0925, 66.708],
-    to_rgb=False,  # images come as RGB
+    to_rgb=False,  # images are RGB already
 )
 
 train_pipeline = [
@@ -28,7 +28,7 @@ train_pipeline = [
     ),
     dict(type='PackInputs'),
 ]
-# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
+# MMPretrain's inferencers build this list in the scope that another host's inferencer left; hence the prefixes.
 test_pipeline = [
     dict(type='mmpretrain.CenterCrop', crop_size=32),
     dict(type='mmpretrain.PackInputs'),

@@ -1,4 +1,4 @@
-# QKFormer's split: the last 10 % of each class, in the order of the file names, are the test set.
+# The split of QKFormer: the test set is the last 10 % of each class, in the order of file names.
 dataset_type = 'mmkron.CIFAR10DVS'
 data_root = 'data/cifar10-dvs/'
 data_preprocessor = dict(type='mmkron.EventDataPreprocessor', num_classes=10)
@@ -10,32 +10,16 @@ train_pipeline = [
 ]
 test_pipeline = [dict(type='mmkron.PackEventInputs')]
 
+dataset = dict(type=dataset_type, data_root=data_root, frames=16, by='number')
+dataloader = dict(batch_size=16, num_workers=4, persistent_workers=True)
 train_dataloader = dict(
-    batch_size=16,
-    num_workers=4,
-    persistent_workers=True,
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        split='train',
-        frames=16,
-        by='number',
-        pipeline=train_pipeline,
-    ),
+    **dataloader,
+    dataset=dict(**dataset, split='train', pipeline=train_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=True),
 )
 val_dataloader = dict(
-    batch_size=16,
-    num_workers=4,
-    persistent_workers=True,
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        split='test',
-        frames=16,
-        by='number',
-        pipeline=test_pipeline,
-    ),
+    **dataloader,
+    dataset=dict(**dataset, split='test', pipeline=test_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=False),
 )
 val_evaluator = dict(type='Accuracy', topk=(1,))

@@ -23,7 +23,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=(2048, 1024), keep_ratio=True),
-    # After the resize: predictions are compared at the label's own size.
+    # After Resize, because predictions are evaluated at the label's original size.
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs'),
 ]

@@ -1,4 +1,4 @@
-# Large-scale jitter: an image is resized to 0.1 to 2 times the square, then cropped or padded to it.
+# Large-scale jitter: images are resized to 0.1 to 2 times the square, then cropped or padded to it.
 dataset_type = 'CocoDataset'
 data_root = 'data/coco/'
 crop_size = (1024, 1024)

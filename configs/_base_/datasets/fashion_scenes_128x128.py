@@ -1,4 +1,4 @@
-# Made by tools/dataset_converters/fashion_scenes.py, in the layout of PASCAL VOC.
+# Created by tools/dataset_converters/fashion_scenes.py in the layout of PASCAL VOC.
 dataset_type = 'BaseSegDataset'
 data_root = 'data/fashion_scenes'
 crop_size = (128, 128)
@@ -34,9 +34,9 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    # Leaves the scenes as they are; other images are tested at the scale of the training.
+    # Does not change the scenes; other images are tested at the scale of training.
     dict(type='Resize', scale=crop_size, keep_ratio=True),
-    # After the resize: predictions are compared at the label's own size.
+    # After Resize, because predictions are evaluated at the label's original size.
     dict(type='LoadAnnotations'),
     dict(type='PackSegInputs'),
 ]

@@ -1,4 +1,4 @@
-# Made by tools/dataset_converters/fashion_scenes.py, in the format of COCO.
+# Created by tools/dataset_converters/fashion_scenes.py in the format of COCO.
 dataset_type = 'CocoDataset'
 data_root = 'data/fashion_scenes/'
 # fmt: off

@@ -13,7 +13,7 @@ train_pipeline = [
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='PackInputs'),
 ]
-# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
+# MMPretrain's inferencers build this list in the scope that another host's inferencer left; hence the prefixes.
 test_pipeline = [
     dict(type='mmkron.LoadImageFromFile'),
     dict(type='mmpretrain.ResizeEdge', scale=256, edge='short'),

@@ -1,8 +1,8 @@
 _base_ = './imagenet_bs128_224.py'
 
-# Strengths at level 10; the recipe goes beyond it, where those of MMPretrain's 'timm_increasing' leave their range
-# (posterizing to -2 bits). So posterizing, solarizing and the colours go the way of the first implementation.
-colour = dict(magnitude_range=(-0.9, 0.9), random_negative_prob=0.0)
+# Ranges are for level 10. The recipe exceeds level 10, where MMPretrain's 'timm_increasing' leaves its valid range
+# (it would posterize to -2 bits), so posterize, solarize and the color operations follow the original implementation.
+color = dict(magnitude_range=(-0.9, 0.9), random_negative_prob=0.0)
 policies = [
     dict(type='AutoContrast'),
     dict(type='Equalize'),
@@ -11,10 +11,10 @@ policies = [
     dict(type='Posterize', magnitude_range=(0, 4)),
     dict(type='Solarize', magnitude_range=(0, 256)),
     dict(type='SolarizeAdd', magnitude_range=(0, 110)),
-    dict(type='ColorTransform', **colour),
-    dict(type='Contrast', **colour),
-    dict(type='Brightness', **colour),
-    dict(type='Sharpness', **colour),
+    dict(type='ColorTransform', **color),
+    dict(type='Contrast', **color),
+    dict(type='Brightness', **color),
+    dict(type='Sharpness', **color),
     dict(type='Shear', magnitude_range=(0, 0.3), direction='horizontal'),
     dict(type='Shear', magnitude_range=(0, 0.3), direction='vertical'),
     dict(type='Translate', magnitude_range=(0, 0.45), direction='horizontal'),
@@ -29,8 +29,8 @@ train_pipeline = [
     dict(type='RandAugment', policies=policies, num_policies=2, total_level=10, magnitude_level=15),
     dict(type='PackInputs'),
 ]
-# Of an image's shorter side, crop_size / (crop_size + 32), whatever the size.
-# With the host's scope: MMPretrain's inferencers build it in whatever scope another host's inferencer has left.
+# Crops crop_size / (crop_size + 32) of the shorter side.
+# MMPretrain's inferencers build this list in the scope that another host's inferencer left; hence the prefixes.
 test_pipeline = [
     dict(type='mmkron.LoadImageFromFile'),
     dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=224, interpolation='bilinear'),

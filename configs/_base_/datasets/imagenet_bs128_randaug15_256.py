@@ -1,9 +1,26 @@
 _base_ = './imagenet_bs128_randaug15_224.py'
 
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].scale = 256
-test_pipeline = _base_.test_pipeline
-test_pipeline[1].crop_size = 256
+image_size = 256
+magnitude_level = 15
+
+train_pipeline = [
+    dict(type='mmkron.LoadImageFromFile'),
+    dict(type='RandomResizedCrop', scale=image_size),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    dict(
+        type='RandAugment',
+        policies=_base_.policies,
+        num_policies=2,
+        total_level=10,
+        magnitude_level=magnitude_level,
+    ),
+    dict(type='PackInputs'),
+]
+test_pipeline = [
+    dict(type='mmkron.LoadImageFromFile'),
+    dict(type='mmpretrain.EfficientNetCenterCrop', crop_size=image_size, interpolation='bilinear'),
+    dict(type='mmpretrain.PackInputs'),
+]
 
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))

@@ -1,11 +1,22 @@
 _base_ = './imagenet_bs32_randaug9_224.py'
 
-# Above 224 the test image is not cut at its border: as large as the crop.
-train_pipeline = _base_.train_pipeline
-train_pipeline[1].scale = 384
-test_pipeline = _base_.test_pipeline
-test_pipeline[1].scale = 384
-test_pipeline[2].crop_size = 384
+image_size = 384
+
+train_pipeline = [
+    dict(type='mmkron.LoadImageFromFile'),
+    dict(type='RandomResizedCrop', scale=image_size, **_base_.bicubic),
+    dict(type='RandomFlip', prob=0.5, direction='horizontal'),
+    _base_.rand_augment,
+    _base_.random_erasing,
+    dict(type='PackInputs'),
+]
+# Above 224 pixels, the shorter edge of a test image is as long as the crop.
+test_pipeline = [
+    dict(type='mmkron.LoadImageFromFile'),
+    dict(type='mmpretrain.ResizeEdge', scale=image_size, edge='short', **_base_.bicubic),
+    dict(type='mmpretrain.CenterCrop', crop_size=image_size),
+    dict(type='mmpretrain.PackInputs'),
+]
 
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))

@@ -1,4 +1,4 @@
-# The recipe of DeepLabV2 and of the Kronecker attention paper: crops of 321, test on whole images as they are.
+# The recipe of DeepLabV2 and of the Kronecker attention paper: crops of 321, test on whole images at original size.
 dataset_type = 'PascalVOCDataset'
 data_root = 'data/VOCdevkit/VOC2012'
 crop_size = (321, 321)
@@ -7,7 +7,7 @@ data_preprocessor = dict(
     mean=[123.675, 116.28, 103.53],
     std=[58.395, 57.12, 57.375],
     bgr_to_rgb=True,
-    size=crop_size,  # pads smaller images with the mean, their labels with 255
+    size=crop_size,  # pads smaller images with the mean and their labels with 255
     pad_val=0,
     seg_pad_val=255,
 )
@@ -15,7 +15,7 @@ data_preprocessor = dict(
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations'),
-    # The longer side of VOC's images is 500, so this scales by 0.5 to 1.5.
+    # The longer side of VOC images is 500 pixels, so the scale factor is 0.5 to 1.5.
     dict(type='RandomResize', scale=(500, 500), ratio_range=(0.5, 1.5), keep_ratio=True),
     dict(type='RandomCrop', crop_size=crop_size),
     dict(type='RandomFlip', prob=0.5),

@@ -1,7 +1,7 @@
 norm_cfg = dict(type='BN', requires_grad=False)
 model = dict(
     type='EncoderDecoder',
-    # DeepLabV2's: plain stem, every unit of a dilated stage dilated, batch norm frozen.
+    # As in DeepLabV2: plain stem, all units of a dilated stage dilated, frozen batch norm.
     backbone=dict(
         type='ResNet',
         depth=101,

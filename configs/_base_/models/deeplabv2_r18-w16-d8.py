@@ -1,4 +1,4 @@
-# For small images and two CPU cores: a quarter of ResNet-18's width, and dilations for maps of 16 x 16.
+# For small images and two CPU cores: a quarter of the width of ResNet-18, and dilations for maps of 16 x 16.
 norm_cfg = dict(type='BN', requires_grad=True)
 model = dict(
     type='EncoderDecoder',

@@ -1,7 +1,7 @@
 model = dict(
     type='ImageClassifier',
     backbone=dict(type='mmkron.KANet', arch='kanet-kv'),
-    # The paper keeps a feature with probability 0.8.
+    # The paper gives a keep probability of 0.8.
     neck=dict(type='mmkron.GlobalAveragePoolingDropout', drop_rate=0.2),
     head=dict(
         type='LinearClsHead',

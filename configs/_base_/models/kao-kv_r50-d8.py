@@ -1,4 +1,4 @@
-# MMSegmentation's usual network at output stride 8, with the attention in the head.
+# MMSegmentation's standard network with output stride 8, and attention in the head.
 norm_cfg = dict(type='SyncBN', requires_grad=True)
 model = dict(
     type='EncoderDecoder',

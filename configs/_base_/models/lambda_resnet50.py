@@ -1,4 +1,4 @@
-# The skeleton of the usual ResNet-50; stage_layers says which stages use lambda layers.
+# The skeleton of the standard ResNet-50; stage_layers selects the stages with lambda layers.
 model = dict(
     type='ImageClassifier',
     backbone=dict(type='mmkron.LambdaResNet', depth=50, skeleton='v1.5', stage_layers='LLLL'),

@@ -1,4 +1,4 @@
-# The skeleton of ResNet-RS; depth says which blocks use lambda layers.
+# The skeleton of ResNet-RS; depth determines the blocks with lambda layers.
 model = dict(
     type='ImageClassifier',
     backbone=dict(type='mmkron.LambdaResNet', depth=50, skeleton='rs', drop_path_rate=0.0),

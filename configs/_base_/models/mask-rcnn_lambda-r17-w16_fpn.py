@@ -1,5 +1,5 @@
-# A small Mask R-CNN for images of about 128 x 128: a quarter of the width, anchors of 16 to 128 pixels, one box and one
-# mask for all classes together, batch norm also in neck and heads, because all of it learns from scratch.
+# A small Mask R-CNN for images of about 128 x 128: a quarter of the width, anchors of 16 to 128 pixels, class-agnostic
+# boxes and masks, and batch norm in the neck and heads as well, because everything is trained from scratch.
 norm_cfg = dict(type='BN', requires_grad=True)
 model = dict(
     type='MaskRCNN',

@@ -1,4 +1,4 @@
-# A classifier of events by QKFormer's released recipe; arch and number of classes are the data's.
+# The classifier of events in QKFormer's released recipe; arch and number of classes depend on the dataset.
 model = dict(
     type='ImageClassifier',
     backbone=dict(type='mmkron.QKFormer', arch='cifar10-dvs'),

@@ -1,4 +1,4 @@
-# For grey images of about 32 x 32 in 10 classes: three stages on maps of 16 x 16, 8 x 8 and 4 x 4.
+# For gray images of about 32 x 32 in 10 classes: three stages on maps of 16 x 16, 8 x 8 and 4 x 4.
 model = dict(
     type='ImageClassifier',
     backbone=dict(

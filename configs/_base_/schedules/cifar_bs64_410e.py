@@ -1,4 +1,4 @@
-# 20 epochs of warm-up, a cosine to the 400th, ten more at its end.
+# 20 epochs of warm-up, a cosine schedule until epoch 400, then ten epochs at its final learning rate.
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.06),
     paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0),

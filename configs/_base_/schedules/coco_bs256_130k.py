@@ -1,4 +1,4 @@
-# 281 passes over the 118,287 images of train2017. The steps are at 90, 95 and 97.5 %.
+# 281 epochs of the 118,287 images of train2017. The learning rate drops after 90, 95 and 97.5 % of the iterations.
 max_iters = 130000
 optim_wrapper = dict(
     type='OptimWrapper',

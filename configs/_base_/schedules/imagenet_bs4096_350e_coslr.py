@@ -1,4 +1,4 @@
-# 0.1 for each 256 of the batch of 4096.
+# The learning rate is 0.1 per 256 images of the batch of 4096.
 max_epochs = 350
 optim_wrapper = dict(
     optimizer=dict(type='SGD', lr=1.6, momentum=0.9, weight_decay=4e-5),
@@ -12,7 +12,7 @@ val_cfg = dict()
 test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=4096)
 
-# Weights and batch statistics of decay 0.9999, with which the network is evaluated and saved.
+# Evaluation and checkpoints use the moving average of weights and batch statistics, with decay 0.9999.
 custom_hooks = [
     dict(type='EMAHook', ema_type='ExponentialMovingAverage', momentum=1e-4, update_buffers=True),
 ]

@@ -1,4 +1,4 @@
-# 0.1 for each 256 of the batch of 4096.
+# The learning rate is 0.1 per 256 images of the batch of 4096.
 max_epochs = 90
 optim_wrapper = dict(
     optimizer=dict(type='SGD', lr=1.6, momentum=0.9, weight_decay=1e-4),

@@ -1,5 +1,5 @@
-# 6e-4 for each 256 of the batch: 8 devices of 32 images, whose gradients of two steps make 512. MMEngine's scaling of
-# the learning rate does not count accumulated steps, so its base is 256.
+# The learning rate is 6e-4 per 256 images: 8 devices with 32 images each, accumulated over two steps to a batch of 512.
+# MMEngine's learning rate scaling does not count accumulated steps, so its base is 256.
 max_epochs = 200
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1.2e-3, weight_decay=0.05),

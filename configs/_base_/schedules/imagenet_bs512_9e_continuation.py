@@ -1,4 +1,4 @@
-# The last nine of 210 epochs of a cosine from 1.2e-3 to 5e-7: so near its end a parabola, within 0.1 %.
+# The last nine of 210 epochs of a cosine from 1.2e-3 to 5e-7, which is a parabola there to within 0.1 %.
 max_epochs = 9
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=6.2e-6, weight_decay=0.05),

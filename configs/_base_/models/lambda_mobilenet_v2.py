@@ -1,0 +1,13 @@
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='mmkron.LambdaMobileNetV2'),
+    neck=dict(type='mmkron.GlobalAveragePoolingDropout', drop_rate=0.2),
+    head=dict(
+        type='LinearClsHead',
+        num_classes=1000,
+        in_channels=1280,
+        init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform'),
+        loss=dict(type='CrossEntropyLoss', loss_weight=1.0),
+        topk=(1, 5),
+    ),
+)
