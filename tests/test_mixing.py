@@ -15,18 +15,20 @@ from mmengine.runner import load_checkpoint, save_checkpoint
 
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
 from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNet, QKFormer, SpikeRateNeck
+from support.docs import read_blocks
 from support.tools import ROOT
 
 
 def snippets():
-    texts = [(ROOT / name).read_text(encoding='utf-8') for name in ('README.md', 'docs/cookbook.md')]
-    found = re.findall(r'```python\n# mix: ([\w -]+)\n(.*?)```', ''.join(texts), re.S)
+    """Return the snippets of README and cookbook by their marker."""
+    blocks = [block for page in ('README.md', 'docs/cookbook.md') for block in read_blocks(ROOT / page, 'python')]
+    found = [(block.value, block.text) for block in blocks if block.key == 'mix']
     assert len(dict(found)) == len(found)
     return dict(found)
 
 
 def mix(name, tmp_path):
-    """The config that a user gets who puts a snippet beside the host's config; its name begins with the host."""
+    """Return the config of a snippet in the folder of the host's config; its name begins with the host."""
     configs = Path(import_module(name.split()[0]).__file__).parent / '.mim' / 'configs'
     text = snippets()[name]
     name = re.search(r"_base_ = '\./(.+?)'", text).group(1)
