@@ -18,6 +18,7 @@ ELSEWHERE = {
     'mix': 'tests/test_mixing.py',
     'own data': 'tests/test_tools/test_own_data.py',
     'own events': 'tests/test_datasets/test_event_folder.py',
+    'converter': 'tests/test_tools/test_converter_page.py',
 }
 
 

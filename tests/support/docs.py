@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-_BLOCK = re.compile(r'(?:^[ ]*<!-- ([\w ]+): (.*?) -->\n)?^([ ]*)```(\w*)\n(.*?)^\3```$', re.M | re.S)
+_BLOCK = re.compile(r'(?:^[ ]*<!-- ([\w ]+): ([^\n]*) -->\n)?^([ ]*)```(\w*)\n(.*?)^\3```$', re.M | re.S)
 
 
 class Block(NamedTuple):

@@ -198,7 +198,7 @@ def test_silent_network(report, classifier, tmp_path, capsys):
     torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'silent.pth')
     figures = report('classifier.py', 'silent.pth', '--batches', 1, '--out', 'out')
     text = capsys.readouterr().out
-    (silent,) = re.findall(r'inputs that were 0 throughout: (.*?)\ndense layers', text, re.DOTALL)
+    (silent,) = re.findall(r'inputs that were always 0: (.*?)\ndense layers', text, re.DOTALL)
     first, *rest = [layer for layer in figures['layers'] if layer['kind'] != 'dense']
     assert re.split(r',\s+', silent) == [layer['name'] for layer in rest]
     assert 'inputs exactly 0 or 1: none\ninputs sums of spikes or counts: none\n' in text
@@ -268,7 +268,7 @@ def test_bad_input(report, classifier, tiny_config, tmp_path):
         (('tiny.py', 'none'), 'the model has no spiking layer of mmkron'),
         (('classifier.py', 'a.pth', '--batches', 0), '--batches must be at least 1, got 0'),
         (('classifier.py', 'a.pth', '--device', 'nowhere'), '--device nowhere: '),
-        (('classifier.py', 'a.pth', '--out', 'file'), "--out 'file' cannot be made: "),
+        (('classifier.py', 'a.pth', '--out', 'file'), "--out 'file' cannot be written: "),
         (('classifier.py', 'a.pth', '--batches', 1, '--out', 'taken'), 'the report cannot be written: .*energy.png'),
         (('classifier.py', 'a.pth', options, 'model=None'), "config 'classifier.py' has no model"),
         (('classifier.py', 'a.pth', options, 'val_dataloader=None'), "config 'classifier.py' has no val_dataloader"),
