@@ -266,10 +266,10 @@ def run(args: argparse.Namespace) -> None:
     if cfg.get('val_dataloader') is None:
         raise LaunchError(f'config {args.config!r} has no val_dataloader')
     launch.check_data(cfg, args.config, ('val',))
-    launch.check_writable(args.out, '--out')
     MMLogger.get_instance('energy', log_level='WARNING')
     with launch.environment(cfg, args):
         model = launch.build_model(cfg, args.device, SpikingConv, 'spiking layer of mmkron')
+        launch.check_writable(args.out, '--out')
         loader = Runner.build_dataloader(cfg.val_dataloader, seed=0)
         batches = islice(loader, args.batches)
         activity = measure_activity(model, batches, lambda model, batch: model.val_step(batch))
