@@ -1,4 +1,4 @@
-"""The converter of lambda networks' weights: what it writes, how hosts load it, what it refuses."""
+"""The converter of lambda networks: what it writes, how hosts load it, what it refuses."""
 
 import sys
 
@@ -22,7 +22,7 @@ def tool():
 
 
 def classifier(backbone):
-    """The MMPretrain classifier that a checkpoint's meta describes."""
+    """Return the MMPretrain classifier with the backbone of a checkpoint's meta."""
     head = dict(type='LinearClsHead', num_classes=1000, in_channels=2048)
     neck = dict(type='GlobalAveragePooling')
     return MODELS.build(dict(type='ImageClassifier', backbone=backbone, neck=neck, head=head)).eval()
@@ -34,7 +34,7 @@ def logits(model, x):
 
 
 def assert_same_network(path, theirs, size=64):
-    """Built from the meta, loaded by MMEngine: all keys have their place, equal logits."""
+    """Check that the network of the meta loads all keys strictly and gives equal logits."""
     checkpoint = torch.load(path, weights_only=True)
     ours = classifier(checkpoint['meta']['backbone'])
     assert set(checkpoint['state_dict']) == set(ours.state_dict())
@@ -75,7 +75,7 @@ def test_resnet(tool, tmp_path):
 
 
 def test_mmpretrain_for_a_hybrid(tool, tmp_path, capsys):
-    """A checkpoint of MMPretrain: what both have is loaded, what is left is named."""
+    """The layers that MMPretrain's ResNet and a hybrid share are loaded, the others are listed."""
     source = classifier(dict(type='ResNet', depth=50))
     content = dict(state_dict=source.state_dict(), meta=dict(epoch=1), optimizer=dict(lr=0.1))
     torch.save(content, tmp_path / 'source.pth')
@@ -115,7 +115,7 @@ def test_lambda_networks(tool, tmp_path):
 
 
 class Payload:
-    """What a file may hold that runs code as it is read."""
+    """Object that prints when it is unpickled."""
 
     def __reduce__(self):
         return print, ('ran',)
@@ -146,7 +146,7 @@ class Payload:
     ],
 )
 def test_refusals(tool, tmp_path, capsys, name, content, argv, message):
-    """One line, exit code 1, no file, and nothing of the file was run."""
+    """The error is one line, no file is written, and no code of SRC runs."""
     source, out = tmp_path / name, tmp_path / 'out.pth'
     if isinstance(content, bytes):
         source.write_bytes(content)
