@@ -46,7 +46,8 @@ def read_file(path: Path, allowed: Sequence[type] = ()) -> Any:
         LaunchError: The file is missing, damaged or refused.
     """
     if path.suffix in PICKLES:
-        # torch.serialization.safe_globals exists from PyTorch 2.5 on.
+        if allowed and not hasattr(torch.serialization, 'safe_globals'):
+            raise LaunchError(f'SRC {path} needs PyTorch 2.5 or later, got {torch.__version__}')
         with torch.serialization.safe_globals(list(allowed)) if allowed else nullcontext():
             return read_whole(checkpoint_path(str(path), 'SRC'), 'SRC')
     if path.suffix != '.safetensors':
