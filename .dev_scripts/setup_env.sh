@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the environments that the Makefile uses: .dev_scripts/setup_env.sh demo | test | onedl | lint
+# Create the environments that the Makefile uses: .dev_scripts/setup_env.sh demo | test | onedl | lint
 #   demo    .venv: torch, mmengine, mmcv-lite, mmpretrain. Wheels only, nothing is compiled.
-#   test    .venv, made full: mmcv with its compiled operators, mmdet, mmsegmentation, the test tools.
+#   test    .venv with everything: mmcv with compiled operators, mmdet, mmsegmentation, the test tools.
 #   onedl   .venv-onedl: the same on the OneDL packages.
-#   lint    .venv with ruff at least.
-# A stamp, written last, makes a second call free. It holds a hash of the pins, so a changed pin installs again.
+#   lint    .venv with at least ruff.
+# A stamp, written last, makes a second call free. It holds a hash of the pins, so that a changed pin reinstalls.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,7 +17,7 @@ say() { printf '[%s] %s\n' "$venv" "$*"; }
 
 run_pip() { "$venv/bin/python" -m pip "$@"; }
 
-# A full environment takes minutes; pip's many lines on what is there already hide what it does.
+# A full environment takes minutes; pip's lines on installed packages would hide its progress.
 install() { run_pip install "$@" | { grep --line-buffered -v '^Requirement already satisfied' || true; }; }
 
 fingerprint() { { pwd && cat .dev_scripts/setup_env.sh .dev_scripts/build_mmcv.py setup.py "$@"; } | cksum; }
@@ -40,7 +40,7 @@ install_mmkron() {
     install --no-deps --no-build-isolation --editable .
 }
 
-# Whether the operators fit this torch: only a call shows it.
+# Only a call shows whether the operators fit this torch.
 mmcv_works() {
     "$venv/bin/python" - <<'PY'
 import torch

@@ -132,7 +132,7 @@ def compare_package() -> str:
 
 
 def compare_batch_norm() -> str:
-    """bn_softmax in training, forward and backward: coefficients normalised in memory against second moments."""
+    """bn_softmax in training, forward and backward: coefficients normalized in memory against second moments."""
     rows = []
     for channels, size in ((8, 56), (32, 28), (64, 14), (160, 7), (16, 112)):
         x = torch.randn(8, channels, size, size) / channels**0.5

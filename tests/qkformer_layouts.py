@@ -1,4 +1,4 @@
-"""State dicts in the layouts of QKFormer's released code: names, shapes and order, with values of no meaning."""
+"""State dicts in the layouts of QKFormer's released code: names, shapes and order, with arbitrary values."""
 
 import torch
 
@@ -7,7 +7,7 @@ LEAVES = ('weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked'
 
 
 def official(arch, classes=None):
-    """Entries of one of the six networks, in the order of the released classes."""
+    """Return the state dict of one of the six networks, in the order of the released classes."""
     if arch in IMAGENET:
         width, names, first = IMAGENET[arch], ('tssa', 'attn', 'fc'), ('', '1', '2')
         widths, dims, depths, ratio = (
@@ -58,10 +58,10 @@ def conv_bn(sizes, name, shape, bias=False):
 
 
 def in_our_order(state_dict):
-    """The same tensors as QKFormer's state dict has them, one after the other, found by place instead of name.
+    """Yield the tensors in the order of QKFormer's state dict, found by position instead of name.
 
-    Here a stage begins with its patch embedding, convolutions are two-dimensional, and the maps of queries, keys and
-    values are one.
+    In QKFormer a stage begins with its patch embedding, convolutions are two-dimensional, and query, key and value have
+    one map.
     """
     for stage in ('1', '2', '3'):
         yield from (value for name, value in state_dict.items() if name.startswith(f'patch_embed{stage}.'))

@@ -1,4 +1,4 @@
-"""Snippets of README and cookbook, each mixed into the host's own config; a classifier's weights in dense models."""
+"""Snippets of README and cookbook in the hosts' own configs, and weights of a classifier in dense models."""
 
 import re
 from importlib import import_module
@@ -15,18 +15,20 @@ from mmengine.runner import load_checkpoint, save_checkpoint
 
 from mmkron.layers import KroneckerAttention2d, LambdaLayer
 from mmkron.models import ASPPV2Head, KANet, KAOHead, KroneckerNeck, LambdaResNet, QKFormer, SpikeRateNeck
+from support.docs import read_blocks
 from support.tools import ROOT
 
 
 def snippets():
-    texts = [(ROOT / name).read_text(encoding='utf-8') for name in ('README.md', 'docs/cookbook.md')]
-    found = re.findall(r'```python\n# mix: ([\w -]+)\n(.*?)```', ''.join(texts), re.S)
+    """Return the snippets of README and cookbook by their marker."""
+    blocks = [block for page in ('README.md', 'docs/cookbook.md') for block in read_blocks(ROOT / page, 'python')]
+    found = [(block.value, block.text) for block in blocks if block.key == 'mix']
     assert len(dict(found)) == len(found)
     return dict(found)
 
 
 def mix(name, tmp_path):
-    """The config that a user gets who puts a snippet beside the host's config; its name begins with the host."""
+    """Return the config of a snippet in the folder of the host's config; its name begins with the host."""
     configs = Path(import_module(name.split()[0]).__file__).parent / '.mim' / 'configs'
     text = snippets()[name]
     name = re.search(r"_base_ = '\./(.+?)'", text).group(1)
@@ -44,7 +46,7 @@ def build(cfg, host):
 
 @pytest.fixture(scope='module')
 def classifier_checkpoint(tmp_path_factory):
-    """A checkpoint of the shipped ImageNet classifier, with weights that are not the initial ones."""
+    """Return the path of a checkpoint of the ImageNet classifier, and the weights of its backbone."""
     cfg = Config.fromfile(ROOT / 'configs/kanet/kanet_kv_imagenet.py')
     torch.manual_seed(3)
     model = build(cfg, 'mmpretrain')
@@ -78,7 +80,7 @@ def test_mmseg(tmp_path):
 
 
 def test_layer_decay(tmp_path):
-    """A step of depth is a factor of 0.8, from the head down to the stem."""
+    """The learning rate falls by a factor of 0.8 per layer, from the head to the stem."""
     cfg = mix('mmpretrain layer decay', tmp_path)
     model = build(cfg, 'mmpretrain')
     with DefaultScope.overwrite_default_scope('mmpretrain'):
@@ -100,7 +102,7 @@ def test_mmpretrain_lambda(tmp_path):
 
 
 def test_mmseg_lambda(tmp_path):
-    """The plug-ins keep what the trained network computes, until they have learned."""
+    """The plug-ins do not change the outputs of a trained network before they are trained."""
     model = build(mix('mmseg lambda', tmp_path), 'mmseg').eval()
     layers = [m for m in model.backbone.modules() if isinstance(m, LambdaLayer)]
     assert [layer.dim for layer in layers] == [256] * 6 + [512] * 3
@@ -121,7 +123,7 @@ def test_mmseg_lambda(tmp_path):
 
 @pytest.mark.parametrize('name', ['pspnet', 'fcn', 'upernet'])
 def test_mmseg_heads_and_neck(name, tmp_path):
-    """Each part stands where the snippet puts it and has a say in the logits; without it the neck changes nothing."""
+    """Each part is in its place and affects the logits; the neck is the identity at first."""
     cfg = mix(f'mmseg {name}', tmp_path)
     model = build(cfg, 'mmseg').eval()
     x = torch.randn(1, 3, 65, 97)
@@ -144,7 +146,7 @@ def test_mmseg_heads_and_neck(name, tmp_path):
 
 @pytest.mark.parametrize('name', ['retinanet', 'mask-rcnn'])
 def test_mmdet_neck_and_plugin(name, tmp_path):
-    """The refined pyramid is the host's own at the start, and the losses reach every new parameter."""
+    """The refined pyramid equals the host's at first, and every new parameter has a gradient."""
     cfg = mix(f'mmdet {name}', tmp_path)
     model = build(cfg, 'mmdet')
     fpn, neck = model.neck
@@ -170,7 +172,7 @@ def test_mmdet_neck_and_plugin(name, tmp_path):
 
 
 def detection_sample(size):
-    """One box with a mask on an image of ``size``."""
+    """Return a sample with one box and mask on an image of ``size``."""
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
@@ -190,7 +192,7 @@ def lambda_layers(model):
 
 @pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
 def test_mmdet_lambda(name, tmp_path):
-    """The host's own config trains the backbone: a gradient reaches every lambda layer."""
+    """The host's own config trains the backbone: every lambda layer has a gradient."""
     cfg = mix(f'mmdet lambda {name}', tmp_path)
     cfg.model.backbone.zero_init_residual = False  # a residual branch that starts at zero hands no gradient down
     model = build(cfg, 'mmdet')
@@ -208,7 +210,7 @@ def test_mmdet_lambda(name, tmp_path):
 
 
 def test_mmdet_lambda_plugin(tmp_path):
-    """The plug-ins keep what the trained backbone computes, until they have learned."""
+    """The plug-ins do not change the outputs of a trained backbone before they are trained."""
     cfg = mix('mmdet lambda plug-in', tmp_path)
     model = build(cfg, 'mmdet').eval()
     assert [layer.dim for layer in lambda_layers(model)] == [256] * 6 + [512] * 3
@@ -237,7 +239,7 @@ def test_mmseg_lambda_upernet(tmp_path):
 
 
 def build_spiking(name, tmp_path):
-    """A model whose neurons fire at every depth, which those of an untrained one do not."""
+    """Return a model whose neurons fire at every depth, unlike those of an untrained one."""
     torch.manual_seed(0)
     model = build(mix(name, tmp_path), name.split()[0]).eval()
     assert isinstance(model.backbone, QKFormer)
@@ -251,7 +253,7 @@ def build_spiking(name, tmp_path):
 
 
 def test_mmpretrain_qkformer(tmp_path):
-    """The logits are the classifier's of the last map's mean, each sample's whatever its batch."""
+    """The logits come from the mean of the last map, and do not depend on the other samples."""
     model = build_spiking('mmpretrain qkformer', tmp_path)
     x = torch.randn(2, 3, 65, 97)
     with torch.no_grad():
@@ -262,7 +264,7 @@ def test_mmpretrain_qkformer(tmp_path):
 
 @pytest.mark.parametrize('name', ['qkformer upernet', 'qkformer steps'])
 def test_mmseg_qkformer(name, tmp_path):
-    """The second has its mean over time in a neck, and equal logits."""
+    """The logits are equal if a neck computes the mean over time."""
     model = build_spiking(f'mmseg {name}', tmp_path)
     x, meta = torch.randn(1, 3, 65, 97), [dict(img_shape=(65, 97))]
     with torch.no_grad():
@@ -280,7 +282,7 @@ def test_mmseg_qkformer(name, tmp_path):
 
 @pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
 def test_mmdet_qkformer(name, tmp_path):
-    """The host's own config trains the backbone; the levels' sizes are those of the anchors' strides."""
+    """The host's own config trains the backbone; the sizes of the levels match the strides of the anchors."""
     cfg = mix(f'mmdet qkformer {name}', tmp_path)
     model = build(cfg, 'mmdet')
     assert isinstance(model.backbone, QKFormer)
@@ -298,7 +300,7 @@ def test_mmdet_qkformer(name, tmp_path):
 
 
 def test_mmdet(tmp_path, classifier_checkpoint):
-    """RetinaNet on KANet: takes the classifier's weights whole, freezes what the snippet says, computes its losses."""
+    """RetinaNet on KANet loads all weights of the classifier, freezes what the snippet says, and has finite losses."""
     path, weights = classifier_checkpoint
     cfg = mix('mmdet', tmp_path)
     cfg.model.backbone.init_cfg.checkpoint = str(path)
@@ -317,7 +319,7 @@ def test_mmdet(tmp_path, classifier_checkpoint):
 
 
 def test_mmdet_weights(tmp_path):
-    """RetinaNet on QKFormer takes the classifier's weights whole and freezes its first stage."""
+    """RetinaNet on QKFormer loads all weights of the classifier and freezes its first stage."""
     torch.manual_seed(3)
     classifier = build(Config.fromfile(ROOT / 'configs/qkformer/qkformer-hst-10-384_8xb32_in1k.py'), 'mmpretrain')
     path = tmp_path / 'qkformer.pth'
@@ -334,7 +336,7 @@ def test_mmdet_weights(tmp_path):
 
 
 def test_classifier_weights_in_the_segmentor(classifier_checkpoint):
-    """The shipped segmentor on KANet takes the classifier's backbone whole: zero missing, zero unexpected keys."""
+    """The segmentor on KANet loads the backbone of the classifier with no missing or unexpected key."""
     path, weights = classifier_checkpoint
     cfg = Config.fromfile(ROOT / 'configs/kanet/fpn_kanet-kv_4xb2-80k_cityscapes-512x1024.py')
     cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')
@@ -350,7 +352,7 @@ def test_classifier_weights_in_the_segmentor(classifier_checkpoint):
 
 @pytest.mark.parametrize('out_indices', [(1, 2, 3, 4), (2,)])
 def test_classifier_weights_load_without_a_rest(classifier_checkpoint, out_indices, capsys):
-    """Zero missing, zero unexpected backbone keys, though the dense model has no last convolution."""
+    """No key of the backbone is missing or unexpected, although the dense model has no last convolution."""
     path, weights = classifier_checkpoint
     backbone = KANet(
         'kanet-kv', out_indices=out_indices, init_cfg=dict(type='Pretrained', checkpoint=str(path), prefix='backbone.')

@@ -1,4 +1,4 @@
-"""What an installed mmkron holds: built from the working tree and from its source distribution."""
+"""What an installed mmkron holds: a wheel from the source distribution, and an editable install."""
 
 import importlib.metadata
 import json
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections import Counter
 from email.parser import Parser
 from pathlib import Path
 
@@ -18,7 +17,7 @@ MIM_ENTRIES = ('configs', 'tools', 'model-index.yml')
 
 
 def list_files(folder: Path) -> set[str]:
-    """The files of a folder as a wheel should hold them, relative to it."""
+    """Return the files of a folder that a wheel should hold, relative to the folder."""
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob('*')
@@ -34,42 +33,38 @@ def call(*command: str, cwd: Path) -> str:
 
 
 def call_backend(hook: str, tree: Path, out: Path) -> Path:
-    """Runs a build hook of setuptools in ``tree``, as pip does."""
+    """Run a build hook of setuptools in ``tree``, as pip does, and return the path of the result."""
     out.mkdir(exist_ok=True)
     code = f'import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))'
     return out / call('-c', code, str(out), cwd=tree).split()[-1]
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the working tree with what an earlier editable install and an earlier build left in it."""
+    """Return a copy of the working tree."""
     target = tmp_path_factory.mktemp('packaging') / 'tree'
     ignored = shutil.ignore_patterns('.*', 'build', 'dist', 'data', 'work_dirs', '*.egg-info', '__pycache__')
     shutil.copytree(ROOT, target, ignore=ignored)
-    stale = target / 'build' / 'lib' / 'mmkron' / '.mim' / 'configs'
-    stale.mkdir(parents=True)
-    (stale / 'removed_long_ago.py').touch()
-    (target / 'build' / 'lib' / 'mmkron' / 'removed_long_ago.py').touch()
     return target
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def editable_mim(tree: Path) -> Path:
-    for _ in range(2):  # the second install meets the links of the first
+    for _ in range(2):  # the second install finds the links of the first
         call_backend('build_editable', tree, tree.parent / 'editable')
     return tree / 'mmkron' / '.mim'
 
 
-@pytest.fixture(scope='module', params=['tree', 'sdist'])
-def wheel(request: pytest.FixtureRequest, tree: Path, editable_mim: Path) -> zipfile.ZipFile:
-    source, out = tree, tree.parent / f'wheel-from-{request.param}'
-    if request.param == 'sdist':
-        source = call_backend('build_sdist', tree, tree.parent / 'sdist')
-    # No cache: pip remembers what it built from an archive by the path alone.
-    options = ('--quiet', '--no-deps', '--no-build-isolation', '--no-index', '--no-cache-dir')
-    call('-m', 'pip', 'wheel', *options, '--wheel-dir', str(out), str(source), cwd=tree.parent)
-    (path,) = out.iterdir()
-    with zipfile.ZipFile(path) as file:
+@pytest.fixture(scope='session')
+def wheel(tree: Path, editable_mim: Path) -> zipfile.ZipFile:
+    """Build a wheel from the source distribution of a tree with an editable install, over an earlier build."""
+    shutil.unpack_archive(call_backend('build_sdist', tree, tree.parent / 'sdist'), tree.parent / 'unpacked')
+    (source,) = (tree.parent / 'unpacked').iterdir()
+    stale = source / 'build' / 'lib' / 'mmkron' / '.mim' / 'configs'
+    stale.mkdir(parents=True)
+    for folder in (stale, stale.parents[1]):
+        (folder / 'removed_long_ago.py').touch()
+    with zipfile.ZipFile(call_backend('build_wheel', source, tree.parent / 'wheel')) as file:
         yield file
 
 
@@ -106,9 +101,8 @@ def test_wheel_requires_torch_of_any_version(wheel: zipfile.ZipFile) -> None:
     assert not [text for text in requirements if '==' in text.split(';')[0]], 'exact pins belong in requirements/'
 
 
-@pytest.mark.parametrize('wheel', ['tree'], indirect=True)
 def test_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """Its configs, its models in MMPretrain's index, and the path under which MIM looks for its tools."""
+    """The unpacked wheel gives its configs, MMPretrain's index its models, and MIM finds its tools."""
     wheel.extractall(tmp_path / 'site')
     code = (
         'import sys; sys.path.insert(0, sys.argv[1])\n'
@@ -136,23 +130,17 @@ def test_running_editable_install(tmp_path: Path) -> None:
         text = importlib.metadata.distribution('mmkron').read_text('direct_url.json')
     except importlib.metadata.PackageNotFoundError:
         pytest.skip('mmkron is not installed')
-    if not json.loads(text or '{}').get('dir_info', {}).get('editable'):
-        pytest.skip('mmkron is not installed editable')
+    info = json.loads(text or '{}')
+    if not info.get('dir_info', {}).get('editable') or info['url'] != ROOT.as_uri():
+        pytest.skip('mmkron is not an editable install of this checkout')
     code = (
         'import json; from importlib.util import find_spec as f;'
         'print(json.dumps([f("mmkron").origin] + [list(s.submodule_search_locations or []) if s else []'
         ' for s in map(f, ("configs", "tools", "tests"))]))'
     )
     origin, *others = json.loads(call('-c', code, cwd=tmp_path))
-    assert Path(origin).resolve().parents[1] == ROOT, 'these tests run against the mmkron of another checkout'
+    assert Path(origin).resolve().parents[1] == ROOT
     for entry in MIM_ENTRIES:
         assert (Path(origin).parent / '.mim' / entry).resolve() == ROOT / entry
     for locations in others:
         assert not [location for location in locations if Path(location).resolve().parent == ROOT]
-
-
-def test_config_names_are_unique() -> None:
-    """MIM finds a config by its file name alone and refuses a name that two files have."""
-    counts = Counter(path.name for path in (ROOT / 'configs').rglob('*.py'))
-    assert counts
-    assert not [name for name, count in counts.items() if count > 1]

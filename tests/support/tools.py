@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,5 +75,9 @@ def load_tool(name: str):
     """The script ``tools/{name}.py`` as a module."""
     spec = importlib.util.spec_from_file_location(f'mmkron_tools_{name}', ROOT / 'tools' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    path, sys.path = sys.path, [str(Path(spec.origin).parent), *sys.path]  # for the modules beside it, as in a program
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path = path
     return module

@@ -1,4 +1,4 @@
-"""Files that are no checkpoints, or no whole ones: one message for whatever the reader meets."""
+"""Files that are not checkpoints, or damaged ones: one message for every error of the reader."""
 
 import io
 import json
@@ -17,7 +17,7 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 
-from mmkron.engine import checkpoints, weights
+from mmkron.engine import checkpoints
 from mmkron.engine.checkpoints import DamagedError, read_whole
 from mmkron.engine.errors import LaunchError
 from support.errors import raises
@@ -25,7 +25,7 @@ from support.tools import Touch, load_tool
 
 
 def content():
-    """What MMEngine saves, in small."""
+    """Return a small checkpoint as MMEngine saves it."""
     history = HistoryBuffer()
     history.update(0.5)
     generator = torch.Generator().manual_seed(0)
@@ -44,7 +44,7 @@ def saved(legacy=False):
 
 
 def tar():
-    """The layout of PyTorch 0.1."""
+    """Return a file in the format of PyTorch 0.1."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode='w') as archive:
         for name in ('storages', 'tensors', 'pickle'):
@@ -53,7 +53,7 @@ def tar():
 
 
 def zipped(data, entries):
-    """The archive with other content of some entries, and right checksums."""
+    """Return the archive with some entries replaced and correct checksums."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, 'w') as new:
         for name in old.namelist():
@@ -134,7 +134,7 @@ def test_resume_takes_the_one_before(tmp_path, capsys):
 
 @pytest.mark.parametrize('legacy', [False, True], ids=['archive', 'older format'])
 def test_flipped_bits(legacy, tmp_path):
-    """Archives have checksums, so what loads is what was saved. The format before PyTorch 1.6 has none."""
+    """Archives have checksums, so that damage is found. The format before PyTorch 1.6 has none."""
     data, path, numbers = saved(legacy), tmp_path / 'a.pth', random.Random(0)
     loaded = 0
     for _ in range(300):
@@ -156,7 +156,7 @@ def test_flipped_bits(legacy, tmp_path):
 
 
 def test_archive_without_checksums(tmp_path):
-    """PyTorch can leave them out, to save time: then there is nothing to compare."""
+    """PyTorch can omit the checksums to save time: then there is nothing to compare."""
     if not hasattr(torch.serialization, 'set_crc32_options'):
         pytest.skip('this PyTorch always writes checksums')
     torch.serialization.set_crc32_options(False)
@@ -181,10 +181,10 @@ def test_converters_and_publish(tmp_path):
         path = tmp_path / 'a.pth'
         path.write_bytes(data)
         with raises(DamagedError, 'SRC', path):
-            weights.read_weights(path)
+            load_tool('model_converters/common').read_weights(path)
     path.write_bytes(zipped(saved(), {'data.pkl': nested(100_000)}))
     with raises(LaunchError, 'SRC', path):
-        weights.read_weights(path)
+        load_tool('model_converters/common').read_weights(path)
     for part in (dict(meta=None), dict(state_dict=None)):
         torch.save({**content(), **part}, path)
         with raises(LaunchError, 'SRC', path):
@@ -197,7 +197,7 @@ def test_safetensors(tmp_path):
         path = tmp_path / 'a.safetensors'
         path.write_bytes(data)
         with raises(LaunchError, 'SRC', path):
-            weights.read_weights(path)
+            load_tool('model_converters/common').read_weights(path)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -206,7 +206,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 def test_downloads_are_not_unpickled(tmp_path, monkeypatch):
-    """torch.hub, by which MMEngine downloads, turns PyTorch's check off."""
+    """torch.hub, with which MMEngine downloads, turns PyTorch's check off."""
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'hub'))
     torch.save(dict(state_dict={}, x=Touch(tmp_path / 'proof')), tmp_path / 'evil.pth')
     torch.save(dict(state_dict={}), tmp_path / 'good.pth')

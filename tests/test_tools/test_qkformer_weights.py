@@ -17,7 +17,7 @@ def tool():
 
 
 def file_of(arch):
-    """What the released scripts save: weights beside the state of the run."""
+    """Return what the released scripts save: weights and the state of the run."""
     weights = official(arch)
     args = argparse.Namespace(model='QKFormer', batch_size=32, lr=6e-4, output_dir='out', resume=None, opt_betas=None)
     optimizer = dict(state={0: dict(exp_avg=torch.zeros(2))}, param_groups=[dict(lr=0.1, params=[0])])
@@ -60,7 +60,7 @@ def test_conversion(tool, tmp_path, capsys, arch):
 
 
 def test_ratio_of_the_mlp(tool, tmp_path):
-    """A Gesture network with the MLP of CIFAR10-DVS's has that one's layout."""
+    """A Gesture network with the MLP ratio of CIFAR10-DVS has the layout of the latter."""
     torch.save(dict(model=official('cifar10-dvs', classes=11)), tmp_path / 'source.pth')
     argv = [str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture', '--mlp-ratio', '1']
     tool.main(argv)
@@ -79,7 +79,7 @@ def test_namespace_is_allowed_within_this_load_only(tool, tmp_path):
 
 
 class Payload:
-    """What a file may hold that runs code as it is read: this one makes a file."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -127,7 +127,7 @@ def changed(change):
         ),
         (
             lambda w: w.update({'stage1.0.mlp.fc1_conv.bias': torch.zeros(128)}),
-            'two of its entries have one place, as it has 104 entries instead of 103',
+            'two of its entries have one place: it has 104 entries instead of 103',
         ),
     ],
 )
@@ -148,7 +148,7 @@ def test_another_arch(tool, tmp_path):
     ('argv', 'message'),
     [
         (['in.pth', 'out.pth'], 'the following arguments are required: --arch'),
-        (['in.pth', 'out.pt', '--arch', 'cifar'], 'DST must end in .pth, got out.pt'),
+        (['in.pth', 'out.pt', '--arch', 'cifar'], 'DST must be a new file that ends in .pth, got out.pt'),
         (['in.pth', 'out.pth', '--arch', 'hst'], "invalid choice: 'hst'"),
     ],
 )

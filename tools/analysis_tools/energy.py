@@ -1,10 +1,10 @@
-"""Firing rates and energy of a spiking network on its validation data, in three conventions.
+"""Report firing rates and energy of a spiking network on its validation data, in three conventions.
 
     python tools/analysis_tools/energy.py CONFIG CHECKPOINT
 
-The config is one of MMPretrain, MMSegmentation or MMDetection whose model holds spiking layers of mmkron, as a
-mmkron.QKFormer. Prints a table and writes energy.json, energy.png (millijoules of each block) and activity.png (firing
-rates, and the spikes of some neurons for one sample). mmkron.analysis.spike_energy says what is counted.
+The model of the config, of MMPretrain, MMSegmentation or MMDetection, must have spiking layers of mmkron, such as a
+mmkron.QKFormer. The tool prints a table and writes energy.json, energy.png (millijoules of each block) and activity.png
+(firing rates, and the spikes of some neurons for one sample). mmkron.analysis.spike_energy defines what is counted.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from mmengine.config import DictAction
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
 from mmkron.analysis import LayerActivity, Operations, SpikeActivity, measure_activity
 from mmkron.analysis.spike_energy import AC_PJ, CONVENTIONS, MAC_PJ
+from mmkron.engine import cli
 from mmkron.engine import runner as launch
-from mmkron.engine.runner import LaunchError
+from mmkron.engine.errors import LaunchError
 from mmkron.layers import SpikingConv
 
 MEANING = {
     'paper': 'mean of the input x multiply-adds x T accumulates; sums of spikes count with their value',
-    'strict': 'inputs that are not exactly 0 or 1 make all multiply-adds',
+    'strict': 'inputs that are not exactly 0 or 1 cost all multiply-adds',
     'events': 'inputs other than 0, whatever their value, x the outputs that each reaches',
 }
 COLORS = {'paper': 'tab:blue', 'strict': 'tab:orange', 'events': 'tab:green'}
-# What a layer's name has behind that of its block.
+# The end of a layer's name, after the name of its block.
 PARTS = re.compile(r'\.(convs\.\d+|shortcut|operand_map|project|expand|[qkv]|k\*[qv])$')
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file')
-    parser.add_argument('checkpoint', help="weights; 'none' for the initial ones")
-    parser.add_argument('--batches', type=int, default=8, metavar='N', help='of val_dataloader; default: %(default)s')
-    parser.add_argument('--out', default='work_dirs/energy', metavar='DIR', help='default: %(default)s')
-    parser.add_argument('--device', default='cpu', help='default: %(default)s')
-    options = 'change the config: a.b=1 a.c="[1,2]" a.0.d=x; no white space in a value'
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help=options)
-    parser.set_defaults(launcher='none', local_rank=0, work_dir=None)
+    cli.add_common_arguments(parser, distributed=False)
+    parser.add_argument('checkpoint', help="checkpoint file or URL; 'none' for initial weights")
+    batches = 'number of batches of val_dataloader; default: %(default)s'
+    parser.add_argument('--batches', type=int, default=8, metavar='N', help=batches)
+    out = 'folder of the report; default: %(default)s'
+    parser.add_argument('--out', default='work_dirs/energy', metavar='DIR', help=out)
+    parser.add_argument('--device', default='cpu', help='device of the model; default: %(default)s')
     return parser.parse_args(argv)
 
 
 def is_silent(layer: LayerActivity) -> bool:
-    """Whether not one input was other than 0, so that nobody knows whether they are binary."""
+    """Return whether all inputs were 0, so that it is unknown whether they are binary."""
     return layer.values == 'binary' and not layer.maximum
 
 
@@ -63,24 +62,24 @@ def describe_values(layer: LayerActivity) -> str:
 
 
 def describe_first(layer: LayerActivity) -> str:
-    """What the first convolution gets and how often it runs."""
+    """Return the kind of input of the first convolution, and how often it runs."""
     if layer.once:
-        return f'an image, the same at all {layer.steps:g} steps: computed once, {MAC_PJ} pJ a multiply-add'
+        return f'an image, the same at all {layer.steps:g} steps: computed once, {MAC_PJ} pJ per multiply-add'
     what = {
         'binary': 'binary events',
         'integer': f'event counts up to {layer.maximum:.0f}',
-        'real': f'real values: {MAC_PJ} pJ a multiply-add',
+        'real': f'real values: {MAC_PJ} pJ per multiply-add',
     }[layer.values]
     return f'frames of {what}, computed at each of {layer.steps:g} steps'
 
 
 def unit_of(activity: SpikeActivity) -> tuple[str, float]:
-    """The unit that shows the energies of a network, and how many of it a millijoule is."""
+    """Return a unit for the energies of a network, and how many of it are a millijoule."""
     return ('mJ', 1.0) if activity.total('paper').energy >= 0.1 else ('uJ', 1e3)
 
 
 def table(activity: SpikeActivity) -> str:
-    """Layers with their inputs and energies, and the totals, as aligned text."""
+    """Return layers with their inputs and energies, and the totals, as aligned text."""
     unit, scale = unit_of(activity)
     titles = [f'{name} ({unit})' for name in CONVENTIONS]
     rows = [['layer', 'kind', 'T', 'MACs (M)', 'mean', 'non-zero', 'input', *titles]]
@@ -103,7 +102,7 @@ def table(activity: SpikeActivity) -> str:
 
 
 def summary(activity: SpikeActivity) -> str:
-    """What the inputs are, what is counted, and the firing rates."""
+    """Return text on the inputs, the conventions and the firing rates."""
     layers = [layer for layer in activity.layers if layer.kind != 'dense']
     unit, scale = unit_of(activity)
     lines = [f'first convolution: {describe_first(layers[0])}']
@@ -115,7 +114,7 @@ def summary(activity: SpikeActivity) -> str:
         ]
         lines.append(f'inputs {title}: {", ".join(names) or "none"}')
     if silent := [x.name for x in layers if is_silent(x)]:
-        lines.append(f'inputs that were 0 throughout: {", ".join(silent)}')
+        lines.append(f'inputs that were always 0: {", ".join(silent)}')
     dense = Operations.total(x.operations('paper') for x in activity.layers if x.kind == 'dense')
     names = list(dict.fromkeys(x.stage for x in activity.layers if x.kind == 'dense'))
     if names:
@@ -128,7 +127,7 @@ def summary(activity: SpikeActivity) -> str:
 
 
 def stage_rates(activity: SpikeActivity) -> dict[str, float]:
-    """For each stage the mean of the rates of its layers of neurons."""
+    """Return the mean rate of the neuron layers of each stage."""
     rates: dict[str, list[float]] = {}
     for neuron in activity.neurons:
         rates.setdefault(neuron.stage, []).append(neuron.rate)
@@ -136,7 +135,7 @@ def stage_rates(activity: SpikeActivity) -> dict[str, float]:
 
 
 def as_dict(activity: SpikeActivity) -> dict[str, Any]:
-    """All figures; operations and energies (mJ) are for a sample."""
+    """Return all figures; operations and energies (mJ) are per sample."""
 
     def costs(of: dict[str, Operations]) -> dict[str, Any]:
         return {
@@ -164,7 +163,7 @@ def as_dict(activity: SpikeActivity) -> dict[str, Any]:
 
 
 def block_energies(activity: SpikeActivity) -> dict[str, dict[str, float]]:
-    """mJ of each block by convention; the convolution of an image, and what is not in the total, stand alone."""
+    """Return the mJ of each block by convention; the convolution of an image and dense layers are separate blocks."""
     blocks: dict[str, list[LayerActivity]] = {}
     for layer in activity.layers:
         name = PARTS.sub('', layer.name)
@@ -180,7 +179,7 @@ def block_energies(activity: SpikeActivity) -> dict[str, dict[str, float]]:
 
 
 def draw_energy(activity: SpikeActivity) -> Figure:
-    """Bars of mJ for each block in the three conventions, in the order of the network from the top."""
+    """Draw the energy of each block in the three conventions, in the order of the network."""
     blocks, (unit, scale) = block_energies(activity), unit_of(activity)
     figure = Figure((9, 1.5 + 0.42 * len(blocks)), dpi=120, layout='constrained')
     axes = figure.add_subplot()
@@ -189,13 +188,13 @@ def draw_energy(activity: SpikeActivity) -> Figure:
         places = [row + 0.27 * (index - 1) for row in range(len(blocks))]
         values = [energies[convention] * scale for energies in blocks.values()]
         bars = axes.barh(
-            places, values, 0.25, color=COLORS[convention], label=f'{convention}: {total:.3g} {unit} in all'
+            places, values, 0.25, color=COLORS[convention], label=f'{convention}: {total:.3g} {unit} in total'
         )
         axes.bar_label(bars, [f'{value:.2g}' for value in values], padding=2, fontsize=6.5)
     axes.set_yticks(range(len(blocks)), list(blocks), fontsize=8)
     axes.set_ylim(len(blocks) - 0.4, -0.6)
     axes.margins(x=0.1)
-    axes.set_xlabel(f'energy of a sample ({unit})')
+    axes.set_xlabel(f'energy per sample ({unit})')
     axes.set_title(f'Mean of {activity.samples} samples', fontsize=10)
     axes.grid(axis='x', alpha=0.3)
     axes.set_axisbelow(True)
@@ -205,7 +204,7 @@ def draw_energy(activity: SpikeActivity) -> Figure:
 
 
 def draw_activity(activity: SpikeActivity) -> Figure:
-    """For each stage the firing rate of each layer of neurons and the spikes of some neurons of the last one."""
+    """Draw the firing rate of each neuron layer by stage, and spikes of some neurons of the last layer."""
     stages: dict[str, list] = {}
     for neuron in activity.neurons:
         stages.setdefault(neuron.stage, []).append(neuron)
@@ -224,13 +223,13 @@ def draw_activity(activity: SpikeActivity) -> Figure:
         axes.spines[['top', 'right']].set_visible(False)
         axes.tick_params(axis='x', labelsize=7)
         if row == len(stages) - 1:
-            axes.set_xlabel('spikes of a neuron and step', fontsize=8)
+            axes.set_xlabel('spikes per neuron and step', fontsize=8)
         draw_raster(figure.add_subplot(grid[row, 1]), neurons[-1])
     return figure
 
 
 def draw_raster(axes: Any, neuron: Any) -> None:
-    """The spikes of some neurons as black cells, steps to the right."""
+    """Draw the spikes of some neurons as black cells, with time to the right."""
     count, steps = neuron.raster.shape
     edges = np.arange(steps + 1) + 0.5, np.arange(count + 1) - 0.5
     cells = dict(cmap='Greys', vmin=0, vmax=1, edgecolors='0.85', linewidth=0.4)
@@ -244,7 +243,7 @@ def draw_raster(axes: Any, neuron: Any) -> None:
 
 
 def save(activity: SpikeActivity, out: Path, source: dict[str, str]) -> list[Path]:
-    """Writes energy.json, energy.png and activity.png, and returns their paths."""
+    """Write energy.json, energy.png and activity.png, and return their paths."""
     paths = [out / name for name in ('energy.json', 'energy.png', 'activity.png')]
     try:
         paths[0].write_text(json.dumps({**source, **as_dict(activity)}, indent=1) + '\n', encoding='utf-8')
@@ -258,6 +257,7 @@ def save(activity: SpikeActivity, out: Path, source: dict[str, str]) -> list[Pat
 
 
 def run(args: argparse.Namespace) -> None:
+    """Measure the network of a config and write the report."""
     if args.batches < 1:
         raise LaunchError(f'--batches must be at least 1, got {args.batches}')
     cfg = launch.load_config(args.config)
@@ -266,25 +266,21 @@ def run(args: argparse.Namespace) -> None:
     if cfg.get('val_dataloader') is None:
         raise LaunchError(f'config {args.config!r} has no val_dataloader')
     launch.check_data(cfg, args.config, ('val',))
-    out = Path(args.out)
     MMLogger.get_instance('energy', log_level='WARNING')
     with launch.environment(cfg, args):
         model = launch.build_model(cfg, args.device, SpikingConv, 'spiking layer of mmkron')
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f'--out {args.out!r} cannot be made: {error}') from error
+        launch.check_writable(args.out, '--out')
         loader = Runner.build_dataloader(cfg.val_dataloader, seed=0)
         batches = islice(loader, args.batches)
         activity = measure_activity(model, batches, lambda model, batch: model.val_step(batch))
     print(table(activity))
     print(f'\nmean of {activity.samples} samples; batches: {min(args.batches, len(loader))} of {len(loader)}')
     print(summary(activity))
-    print('written:', *save(activity, out, dict(config=args.config, checkpoint=args.checkpoint)), sep='\n  ')
+    print('written:', *save(activity, Path(args.out), dict(config=args.config, checkpoint=args.checkpoint)), sep='\n  ')
 
 
 def main(argv: list[str] | None = None) -> None:
-    launch.main(run, parse_args(argv))
+    cli.main(run, parse_args(argv))
 
 
 if __name__ == '__main__':

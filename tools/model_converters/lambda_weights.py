@@ -1,8 +1,8 @@
-"""Converts weights of other libraries' networks for LambdaResNet, as a checkpoint of an MMPretrain classifier.
+"""Convert weights of other libraries to a checkpoint of an MMPretrain classifier with a LambdaResNet.
 
-Sources: timm's three lambda networks, the lambda layer of the package lambda-networks (whose checkpoint has the names
-of a LambdaLayer alone), and a ResNet of torchvision or MMPretrain, which gives a LambdaResNet of skeleton v1.5 what
-both have: everything but the lambda layers.
+Sources are the three lambda networks of timm, a ResNet of torchvision or MMPretrain, and the lambda layer of the
+package lambda-networks. A ResNet gives a LambdaResNet of skeleton v1.5 everything but its lambda layers; the layer of
+lambda-networks becomes the state dict of a mmkron.LambdaLayer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from common import make_parser, parse, run
 from mmkron.converters import convert_lambda_networks, convert_resnet, convert_timm
 from mmkron.converters.lambda_resnet import TIMM_NETWORKS
 from mmkron.engine.errors import LaunchError
-from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import LambdaResNet
 
 TIMM = {
@@ -26,11 +26,7 @@ TIMM = {
 
 
 def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The checkpoint's state dict and its meta, with what was not covered.
-
-    Raises:
-        LaunchError: weights of another network.
-    """
+    """Return the state dict and the meta of the checkpoint; raise LaunchError for weights of another network."""
     if args.source == 'lambda-networks':
         try:
             return convert_lambda_networks(state_dict), dict(source=args.source, unused=[], missing=[])
@@ -50,7 +46,7 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
         raise LaunchError(f'SRC does not fit --from {args.source}: {error}') from error
     if not converted.state_dict or (args.source in TIMM and (converted.unused or converted.missing)):
         names = ', '.join([*converted.unused, *converted.missing][:3])
-        raise LaunchError(f'SRC does not fit --from {args.source}: no counterpart of {names}, ...')
+        raise LaunchError(f'SRC does not fit --from {args.source}: no counterpart of {names}')
     weights = {f'backbone.{name}': value for name, value in converted.state_dict.items()}
     weights.update({f'head.fc.{name}': value for name, value in converted.head.items()})
     meta = dict(
@@ -65,15 +61,15 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     choices = (*TIMM, 'lambda-networks', 'resnet')
-    parser.add_argument('--from', dest='source', required=True, choices=choices, help='what SRC is of')
-    parser.add_argument('--depth', type=int, default=50, help='with --from resnet; default: %(default)s')
-    help_layers = "with --from resnet: where DST's network has lambda layers, as CCLL; default: where depth has them"
+    parser.add_argument('--from', dest='source', required=True, choices=choices, help='library and network of SRC')
+    parser.add_argument('--depth', type=int, default=50, help='depth, with --from resnet; default: %(default)s')
+    help_layers = 'with --from resnet: stages of DST with lambda layers (L), such as CCLL; default: as for the depth'
     parser.add_argument('--stage-layers', metavar='LETTERS', help=help_layers)
     return parse(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> None:
-    write(parse_args(argv), convert)
+    run(parse_args(argv), convert)
 
 
 if __name__ == '__main__':

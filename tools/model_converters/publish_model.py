@@ -1,11 +1,13 @@
-"""Makes a checkpoint of a training ready to be handed on: weights and meta alone, with the file's hash in its name.
+"""Write a checkpoint that can be published: weights and meta only, with the hash of the file in its name.
 
-DST.pth becomes DST-HASH.pth, HASH being the first eight digits of its SHA-256, which torch.hub and MMEngine compare on
-a download. torch.load reads the result with weights_only=True and nothing allowed, so the hosts' inferencers do, too.
-The hosts' own publish_model.py cannot read the checkpoint from PyTorch 2.6 on unless its check is turned off.
+    python tools/model_converters/publish_model.py work_dirs/NAME/epoch_10.pth NAME.pth
 
-The weights are those of validation: with an EMAHook the averaged ones. The meta keeps the config as text, with the
-paths in it, and the names of the classes.
+DST.pth becomes DST-HASH.pth, where HASH is the first eight digits of its SHA-256, which torch.hub and MMEngine compare
+after a download. A new training writes such a file itself with ``CheckpointHook(published_keys=['meta',
+'state_dict'])``; this tool is for checkpoints that exist, and turns NumPy values of the meta into lists and numbers, so
+that torch.load reads the file with ``weights_only=True`` and nothing else allowed.
+
+The weights are those of validation: with an EMAHook the averaged ones.
 """
 
 from __future__ import annotations
@@ -17,38 +19,29 @@ from typing import Any
 
 import numpy as np
 
+from common import make_parser, parse, read_file, serialize, write_new
 from mmkron.engine.errors import LaunchError
-from mmkron.engine.weights import dump, make_parser, parse, read_checkpoint, save_new
 
 
 def publish(src: Path, dst: Path) -> Path:
-    """Writes the checkpoint; returns its path.
-
-    Args:
-        src: a checkpoint of MMEngine's CheckpointHook.
-        dst: the name to put the hash into.
-
-    Raises:
-        LaunchError: ``src`` is no such checkpoint, or the file to write is there.
-        OSError: the file cannot be written.
-    """
-    checkpoint = read_checkpoint(src)
+    """Write the checkpoint ``src`` without its training state, and return the path, ``dst`` with a hash."""
+    checkpoint = read_file(src)
     parts = checkpoint if isinstance(checkpoint, dict) else {}
-    lacking = [key for key in ('state_dict', 'meta') if not isinstance(parts.get(key), dict)]
-    if lacking:
-        raise LaunchError(f'SRC {src} must be a checkpoint of MMEngine; it lacks {" and ".join(lacking)}')
-    content = dump(dict(meta=plain(checkpoint['meta']), state_dict=checkpoint['state_dict']))
-    final = dst.with_name(f'{dst.stem}-{hashlib.sha256(content).hexdigest()[:8]}.pth')
-    save_new(content, final)
-    return final
+    missing = [key for key in ('state_dict', 'meta') if not isinstance(parts.get(key), dict)]
+    if missing:
+        raise LaunchError(f'SRC {src} must be a checkpoint of MMEngine; it has no {" and no ".join(missing)}')
+    content = serialize(dict(meta=to_plain(checkpoint['meta']), state_dict=checkpoint['state_dict']))
+    path = dst.with_name(f'{dst.stem}-{hashlib.sha256(content).hexdigest()[:8]}.pth')
+    write_new(path, content)
+    return path
 
 
-def plain(value: Any) -> Any:
-    """NumPy's arrays and scalars, such as a dataset's palette, as lists and numbers, which need no permission."""
+def to_plain(value: Any) -> Any:
+    """Return ``value`` with NumPy arrays and scalars as lists and numbers."""
     if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
+        return {key: to_plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(plain, value))
+        return type(value)(map(to_plain, value))
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 

@@ -1,7 +1,7 @@
-"""Converts checkpoints of QKFormer's released code into a checkpoint of an MMPretrain classifier.
+"""Convert a checkpoint of QKFormer's released code to a checkpoint of an MMPretrain classifier.
 
-Read are those for ImageNet (state dict under ``model``, beside the arguments of the run), for CIFAR (under
-``state_dict``) and for events. Every entry of both sides must have its counterpart, or nothing is written.
+The released checkpoints for ImageNet and events hold their state dict under ``model``, those for CIFAR under
+``state_dict``. Every entry of SRC and of the network must have a counterpart, or nothing is written.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common import make_parser, parse, run
 from mmkron.converters import convert_qkformer
 from mmkron.converters.result import without_counters
 from mmkron.engine.errors import LaunchError
-from mmkron.engine.weights import make_parser, parse, write
 from mmkron.models import QKFormer
 from mmkron.models.backbones.qkformer import ARCHS
 
 NOTE = (
-    'These weights were trained where the last neuron of the spiking self-attention runs over the samples of a batch. '
-    'Only with legacy_ssa_order=True, and the same batches, do they give the results of the released code; with the '
-    'default, False, a sample does not depend on its batch, and the accuracy of these weights is lower.'
+    'These weights were trained with a spiking self-attention whose last neuron runs over the samples of a batch. They '
+    'give the released results only with legacy_ssa_order=True and the same batches. With the default, False, a sample '
+    'does not depend on its batch, and the accuracy of these weights is lower.'
 )
 
 
 def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The checkpoint's state dict and its meta.
-
-    Raises:
-        LaunchError: an entry of either side without a counterpart.
-    """
+    """Return the state dict and the meta of the checkpoint; raise LaunchError for weights of another network."""
     kwargs = dict(arch=args.arch)
     if args.mlp_ratio is not None:
         kwargs['mlp_ratio'] = args.mlp_ratio
@@ -52,8 +48,8 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
     expected, given = count_sources(network), len(without_counters(state_dict))
     if given != expected + len(converted.head):
         raise LaunchError(
-            f'SRC does not fit --arch {args.arch}: two of its entries have one place, as it has {given} entries '
-            f'instead of {expected + len(converted.head)} without the step counters of batch norm'
+            f'SRC does not fit --arch {args.arch}: two of its entries have one place: it has {given} entries '
+            f'instead of {expected + len(converted.head)}, not counting num_batches_tracked'
         )
     weights = {f'backbone.{name}': value for name, value in converted.state_dict.items()}
     weights.update({f'head.fc.{name}': value for name, value in converted.head.items()})
@@ -63,9 +59,9 @@ def convert(state_dict: dict[str, Tensor], args: argparse.Namespace) -> tuple[di
 
 
 def head_shapes(head: dict[str, Tensor], channels: int) -> dict[str, list[str]]:
-    """Names of the classifier's entries that do not belong to a linear layer on ``channels``, and that it lacks.
+    """Return which entries of the classifier do not fit a linear layer on ``channels``, and which it does not have.
 
-    A source without any, a backbone alone, lacks none.
+    A backbone without a classifier is complete.
     """
     classes = tuple(head['weight'].shape[:1]) if 'weight' in head else ()
     shapes = {'weight': (*classes, channels), 'bias': classes}
@@ -77,7 +73,7 @@ def head_shapes(head: dict[str, Tensor], channels: int) -> dict[str, list[str]]:
 
 
 def count_sources(network: QKFormer) -> int:
-    """Entries of the released network: queries, keys and values have convolutions and norms of their own there."""
+    """Return the number of entries of the released network, where query, key and value have separate layers."""
     operands = {
         f'{name}.operand_map.': part.operands for name, part in network.named_modules() if hasattr(part, 'operands')
     }
@@ -87,17 +83,15 @@ def count_sources(network: QKFormer) -> int:
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument('--arch', required=True, choices=tuple(ARCHS), help='which of the released networks SRC is')
-    help_ratio = (
-        "of a network whose MLP is not the arch's: dvs-gesture has 4 in the released code, 1 by the paper's count"
-    )
-    parser.add_argument('--mlp-ratio', type=float, help=help_ratio)
+    parser.add_argument('--arch', required=True, choices=tuple(ARCHS), help='released network of SRC')
+    ratio = 'ratio of the MLP, if it differs from the arch: dvs-gesture has 4 in the released code, 1 in the paper'
+    parser.add_argument('--mlp-ratio', type=float, help=ratio)
     return parse(parser, argv)
 
 
 def main(argv: list[str] | None = None) -> None:
-    # The arguments of the run, which the released code saves beside the weights.
-    write(parse_args(argv), convert, allowed=[argparse.Namespace])
+    # The released code saves the arguments of the run with the weights.
+    run(parse_args(argv), convert, allowed=[argparse.Namespace])
     print(f'{"note":<10} {NOTE}')
 
 
