@@ -93,8 +93,10 @@ def test_registry_names():
         mmkron.models.Nothing  # noqa: B018
 
 
-def test_imports_point_downward(tmp_path):
-    """mmkron alone imports neither torch nor a host; ops import nothing of OpenMMLab."""
+def test_what_an_import_loads(tmp_path):
+    """mmkron alone loads neither torch nor a host, ops nothing of OpenMMLab, and recordings are read with NumPy."""
+    events = "import sys, mmkron.datasets.events; print([m for m in ('torch', 'mmcv') if m in sys.modules])"
+    assert run(events, tmp_path) == '[]'
     light = "import sys, mmkron; print([m for m in ('torch', 'mmengine', 'mmcv', 'mmdet') if m in sys.modules])"
     assert run(light, tmp_path) == '[]'
     ops = "import sys, mmkron.ops; print([m for m in ('mmengine', 'mmcv', 'mmkron.layers') if m in sys.modules])"
@@ -114,6 +116,7 @@ def modules(monkeypatch):
     """Modules of mmkron that are put back, with what they registered, after they were reloaded."""
     for registry in vars(mmkron.registry).values():
         if isinstance(registry, mmkron.registry.Registry):
+            registry.import_from_location()  # now, because what is registered later would be lost
             monkeypatch.setattr(registry, '_module_dict', dict(registry.module_dict))
     return lambda name: keep(monkeypatch, name)
 
@@ -133,7 +136,7 @@ def keep(monkeypatch, name):
         ('DATASETS', 'mmkron.datasets.digits', 'Digits'),
         ('TRANSFORMS', 'mmkron.datasets.event_transforms', 'EventFlip'),
         ('STRATEGIES', 'mmkron.engine.flexible', 'FSDPStrategy'),
-        ('HOOKS', 'mmkron.engine.hooks.checkpoint', 'CheckpointHook'),
+        ('HOOKS', 'mmkron.engine.hooks.preemption', 'PreemptionHook'),
     ],
 )
 def test_reload(modules, registry, module, name):

@@ -45,11 +45,9 @@ class FlexibleRunner(NamedSamplesMixin, MMEngineFlexibleRunner):
         Raises:
             LaunchError: If FSDP is combined with an EMAHook.
         """
-        if cfg.get('launcher', 'none') == 'none' and type_name(cfg.get('strategy') or {}) in (
-            'DDPStrategy',
-            'FSDPStrategy',
-        ):
-            cfg.strategy = None
+        strategy = type_name(cfg.get('strategy') or {})
+        if cfg.get('launcher', 'none') == 'none' and strategy in ('DDPStrategy', 'FSDPStrategy'):
+            cfg.strategy = strategy = None
         hooks = [*(cfg.get('custom_hooks') or ()), *(cfg.get('default_hooks') or {}).values()]
         if strategy == 'FSDPStrategy' and 'EMAHook' in map(type_name, filter(None, hooks)):
             raise LaunchError('EMAHook averages whole parameters and does not work with FSDPStrategy; use DDPStrategy')

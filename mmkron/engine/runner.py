@@ -93,7 +93,10 @@ def load_config(path: str) -> Config:
 
 def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
     """Raise LaunchError with all problems of the data of some splits."""
-    data_checks.run(cfg, config, splits)
+    try:
+        data_checks.run(cfg, config, splits)
+    except data_checks.DataError as error:
+        raise LaunchError(str(error)) from None
 
 
 def check_writable(path: str, argument: str, is_file: bool = False) -> None:

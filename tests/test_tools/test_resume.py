@@ -378,7 +378,7 @@ def test_only_its_own_leftovers_are_removed(tmp_path):
 
 def test_the_old_names_still_work(train, tmp_path):
     """A config with the hooks of version 0.1: stopped and resumed, the parameters are those of the new hooks."""
-    old = "default_hooks = dict(checkpoint=dict(type='mmkron.CheckpointHook', backend_args=None), preemption=None,\n"
+    old = "default_hooks = dict(_delete_=True, checkpoint=dict(type='mmkron.CheckpointHook', max_keep_ckpts=1),\n"
     old += "                     resume=dict(type='mmkron.ResumeHook'))\n"
     expected = state(train('new'))
     with pytest.warns(DeprecationWarning, match='ResumeHook'), pytest.raises(SystemExit):
