@@ -151,6 +151,37 @@ def test_dense_inferencers(host, picture, tmp_path):
     assert cfg.to_dict() == mmkron.get_config(DENSE[host]).to_dict()
 
 
+def test_inferencers_in_any_order(registered, picture):
+    """An inferencer leaves its host's default scope behind, which changes nothing for those that come after it."""
+    pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
+    from mmdet.apis import DetInferencer
+    from mmseg.apis import MMSegInferencer
+
+    def classify():
+        return ImageClassificationInferencer('kanet-kv_8xb64_in1k', pretrained=False, device='cpu')(picture)[0]
+
+    def detect():
+        cfg = mmkron.get_config(DENSE['mmdet'])
+        cfg.model.test_cfg.rcnn.score_thr = 0.0  # an untrained network has low scores
+        return DetInferencer(cfg, device='cpu', show_progress=False)(picture)['predictions'][0]
+
+    def segment():
+        return MMSegInferencer(mmkron.get_config(DENSE['mmseg']), device='cpu')(picture, show=False)['predictions']
+
+    results = []
+    for order in ([classify, detect, segment], [detect, segment, classify], [segment, classify, detect]):
+        with DefaultScope.overwrite_default_scope('mmengine'):  # what is left behind ends here
+            found = {}
+            for infer in order:
+                torch.manual_seed(0)
+                found[infer] = infer()
+            results.append((found[classify]['pred_scores'], found[detect]['scores'], found[segment]))
+    assert len(results[0][1]) > 0
+    for scores in results[1:]:
+        for value, expected in zip(scores, results[0]):
+            np.testing.assert_array_equal(value, expected)
+
+
 def test_get_config():
     """Names, aliases and files of metafiles are accepted; each call returns a new config."""
     path = ROOT / 'configs/kanet/kanet_kv_imagenet.py'

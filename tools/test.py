@@ -20,6 +20,12 @@ from mmkron.engine.console import StartSummaryHook
 from mmkron.engine.errors import LaunchError
 from mmkron.engine.fit import check_fit
 
+TTA_MODELS = dict(
+    mmpretrain=dict(type='mmpretrain.AverageClsScoreTTA'),
+    mmdet=dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)),
+)
+TTA_META_KEYS = ('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor', 'flip', 'flip_direction')
+
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -32,7 +38,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         '--tta',
         action='store_true',
-        help='use test-time augmentation: tta_model and tta_pipeline of the config; default with MMPretrain: flipping',
+        help='use test-time augmentation: tta_model and tta_pipeline of the config; default: flip (not mmseg)',
     )
     parser.add_argument('--show', action='store_true', help='show the predictions in a window')
     parser.add_argument('--show-dir', help='folder for images with the predictions')
@@ -114,15 +120,19 @@ def _show_predictions(cfg: Config, args: argparse.Namespace) -> None:
 
 
 def _augment_at_test_time(cfg: Config) -> None:
-    """Wrap the model in ``tta_model`` and read by ``tta_pipeline``; both default to flipping with MMPretrain."""
+    """Wrap the model in ``tta_model`` and read by ``tta_pipeline``; flip by default, except with mmseg."""
     datasets = [dataset for _, dataset in leaf_datasets(cfg.test_dataloader.get('dataset'), '')]
-    if cfg.get('default_scope') == 'mmpretrain':
-        cfg.setdefault('tta_model', dict(type='mmpretrain.AverageClsScoreTTA'))
+    scope = cfg.get('default_scope')
+    if scope in TTA_MODELS:
+        cfg.setdefault('tta_model', deepcopy(TTA_MODELS[scope]))
         pipeline = next((dataset.pipeline for dataset in datasets if dataset.get('pipeline')), None)
         if cfg.get('tta_pipeline') is None and pipeline is not None:
+            pack = deepcopy(pipeline[-1])
+            if scope == 'mmdet':  # merging flips the boxes back, so it has to know which image was flipped
+                pack = dict(type='PackDetInputs', meta_keys=TTA_META_KEYS)
             flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
-            transforms = [flips, [deepcopy(pipeline[-1])]]
-            cfg.tta_pipeline = [*deepcopy(pipeline[:-1]), dict(type='TestTimeAug', transforms=transforms)]
+            augment = dict(type='TestTimeAug', transforms=[flips, [pack]])
+            cfg.tta_pipeline = [*deepcopy(pipeline[:-1]), augment]
     if cfg.get('tta_model') is None or cfg.get('tta_pipeline') is None:
         raise LaunchError('--tta needs tta_model and tta_pipeline in the config')
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)

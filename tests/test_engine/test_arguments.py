@@ -303,11 +303,29 @@ def test_tta_of_the_config_comes_first(merge_test, scope):
     assert cfg.test_dataloader.dataset.pipeline == [{'type': 'Mine'}]
 
 
-@pytest.mark.parametrize('scope', ['mmseg', 'mmdet'])
-def test_tta_needs_the_config(merge_test, scope):
+def test_tta_of_mmseg_needs_the_config(merge_test):
     for changes in ({}, {'tta_model': {'type': 'SegTTAModel'}}, {'tta_pipeline': []}):
         with raises(LaunchError, '--tta'):
-            merge_test(host_config(scope, **changes), '--tta')
+            merge_test(host_config('mmseg', **changes), '--tta')
+
+
+def test_tta_mmdet_default_in_nested_datasets(merge_test):
+    plain = host_config('mmdet').test_dataloader.dataset
+    nested = {'type': 'RepeatDataset', 'dataset': {'type': 'ConcatDataset', 'datasets': [plain, plain]}}
+    cfg = merge_test(host_config('mmdet', test_dataloader={'dataset': nested}), '--tta')
+    nms = {'type': 'nms', 'iou_threshold': 0.5}
+    assert cfg.model == {
+        'type': 'DetTTAModel',
+        'tta_cfg': {'nms': nms, 'max_per_img': 100},
+        'module': {'type': 'Model'},
+    }
+    assert 'pipeline' not in cfg.test_dataloader.dataset
+    for leaf in cfg.test_dataloader.dataset.dataset.datasets:
+        load, tta = leaf.pipeline
+        assert load.type == 'LoadImageFromFile'
+        assert tta.transforms[0] == FLIPS
+        assert tta.transforms[1][0].type == 'PackDetInputs'
+        assert {'flip', 'flip_direction', 'img_id'} <= set(tta.transforms[1][0].meta_keys)
 
 
 def test_tta_in_nested_datasets(merge_test):
