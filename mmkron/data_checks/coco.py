@@ -4,13 +4,15 @@ MMDetection ignores what does not fit: annotations of a category whose name is n
 has, or of an image that is not listed are dropped, and the training runs on the rest.
 """
 
+from __future__ import annotations
+
 import os.path as osp
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-from mmkron.data_checks.classes import class_names, dataset_type, lists_by
+from mmkron.data_checks.classes import class_names, lists_by
 from mmkron.data_checks.coco_file import CocoFile, read_coco
 from mmkron.data_checks.common import Problem, find_dicts, find_metrics, first_three, part_of, type_name, used_datasets
 from mmkron.data_checks.paths import data_path, image_size, spread
@@ -23,7 +25,7 @@ _FEW = 1e-3  # so small a part of the boxes can be dropped without a warning, as
 _SAMPLE = 50  # images that are opened, evenly spread
 
 
-def coco_file(dataset: dict, kind: Optional[type] = None) -> str:
+def coco_file(dataset: dict, kind: type | None = None) -> str:
     """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk.
 
     A subclass, which ``kind`` may be, is another type if it reads the file with a method of its own.
@@ -41,14 +43,13 @@ def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     see :func:`read_coco`.
     """
     files = []
-    for key, dataset in used_datasets(cfg, splits):
-        kind = dataset_type(dataset, cfg.get('default_scope'))
+    for key, dataset, kind in used_datasets(cfg, splits):
         path = coco_file(dataset, kind)
         if path:
             content = read_coco(path)
             faults = _dataset_faults(content, dataset, kind)
             files.append((path, f'{key}.ann_file = {dataset["ann_file"]!r}', content, faults))
-    for key, metric in (found for split in splits for found in find_metrics(cfg, split, 'CocoMetric')):
+    for key, metric in find_metrics(cfg, splits, 'CocoMetric'):
         path = data_path({}, metric.get('ann_file'))
         if osp.isfile(path) and not metric.get('format_only'):
             content = read_coco(path)
@@ -59,7 +60,7 @@ def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
             yield Problem(osp.abspath(path), text, source, _HINT, warning)
 
 
-def _dataset_faults(content: CocoFile, dataset: dict, kind: Optional[type]) -> Iterator[tuple[str, bool]]:
+def _dataset_faults(content: CocoFile, dataset: dict, kind: type | None) -> Iterator[tuple[str, bool]]:
     classes, source = class_names(dataset, kind)
     if content.annotations is None and not dataset.get('test_mode'):
         yield "the file has no 'annotations', which only a dataset with test_mode=True can do without", False
@@ -97,7 +98,7 @@ def _box_faults(content: CocoFile) -> Iterator[tuple[str, bool]]:
         yield f'{content.corners} of the {total} boxes reach beyond their image; they look like two corners', True
 
 
-def _training_faults(content: CocoFile, dataset: dict, classes: Optional[tuple]) -> Iterator[tuple[str, bool]]:
+def _training_faults(content: CocoFile, dataset: dict, classes: tuple | None) -> Iterator[tuple[str, bool]]:
     """Yield what leaves a dataset without images or boxes, or a model that learns masks without a mask."""
     testing, total = bool(dataset.get('test_mode')), len(content.images)
     wanted = [i for i, name in enumerate(content.names) if classes is None or name in classes]

@@ -66,11 +66,11 @@ def test_a_class_that_val_lacks_shifts_the_labels(tmp_path):
     assert find_folders(str(tmp_path / 'train'))[1]['rose'] == 1
     assert find_folders(str(tmp_path / 'val'))[1]['rose'] == 0  # the reason for the check
     (error,), warnings = found(cfg)
-    assert error == f'compared with {tmp_path}/train, it lacks the class folders daisy'
+    assert error == f'compared with {tmp_path}/train, it has no class folders daisy'
     assert warnings == []
     (tmp_path / 'val/peony').mkdir()
     (error,), (warning,) = found(cfg)
-    assert error == f'compared with {tmp_path}/train, it lacks the class folders daisy and has others: peony'
+    assert error == f'compared with {tmp_path}/train, it has no class folders daisy and has others: peony'
     assert warning == '1 of the 3 class folders have no image: peony'
     assert found(cfg, ('train',)) == ([], [])
 
@@ -82,7 +82,7 @@ def test_the_test_split_is_compared_with_what_was_trained_on(tmp_path):
     shutil.rmtree(tmp_path / 'test/daisy')
     shutil.rmtree(tmp_path / 'val/rose')
     (error,), _ = found(cfg, ('test',))
-    assert error.endswith('it lacks the class folders daisy')
+    assert error.endswith('it has no class folders daisy')
 
 
 @pytest.mark.parametrize('split', ['train', 'val'])

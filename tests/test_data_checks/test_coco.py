@@ -102,7 +102,7 @@ def test_classes_of_coco_are_the_default(tmp_path):
 
 def test_no_names_without_mmdet(tmp_path, monkeypatch):
     """The classes are unknown, which is another error's business; the rest is still compared."""
-    monkeypatch.setattr(coco, 'dataset_type', lambda *_: None)
+    monkeypatch.setattr('mmkron.data_checks.common.dataset_type', lambda *_: None)
     (text,) = texts(make_coco(tmp_path, metainfo={}, annotations=[(8, 10), (9, 11), (8, 11)]))
     assert text.startswith('3 of the 3 annotations are of no category of the file: ')
     assert 'annotations[1].category_id = 9' in text

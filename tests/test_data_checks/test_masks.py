@@ -86,7 +86,7 @@ def test_masks_of_0_and_255(tmp_path):
     make_data(tmp_path, [[0, 255], [255], [0, 1]])
     (errors, (warning,)) = found(cfg)
     assert errors == []
-    assert warning == '1 of the 3 classes do not occur: 2 (weed);\n3 of the 3 label maps were looked at'
+    assert warning == '1 of the 3 classes do not occur: 2 (weed);\n3 of the 3 label maps were read'
 
 
 def test_a_mask_beyond_the_sample_settles_it(tmp_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_colors_for_labels(tmp_path):
     colors = np.zeros((4, 6, 3), np.uint8)
     (error,), _ = found(config(make_data(tmp_path, [[0, 1, 2], colors])))
     assert error == (
-        f'1 label maps with 3 channels instead of one: {tmp_path}/labels/001.png;\n2 of the 2 label maps were looked at'
+        f'1 label maps with 3 channels instead of one: {tmp_path}/labels/001.png;\n2 of the 2 label maps were read'
     )
     palette = Image.fromarray(np.array([[0, 1, 2, 2, 1, 0]] * 4, np.uint8)).convert('P')
     palette.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])

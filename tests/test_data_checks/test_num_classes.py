@@ -241,7 +241,7 @@ def test_topk_above_the_number_of_classes():
     assert found(cfg) == ([], [])  # the head's is not used
     cfg.model.head.cal_acc = True
     cfg.val_evaluator = [dict(type='SingleLabelMetric'), dict(type='Accuracy', topk=5)]
-    assert found(cfg)[0] == ['model.head.topk', 'val_evaluator.topk']
+    assert found(cfg)[0] == ['model.head.topk', 'val_evaluator.1.topk']
     assert found(cfg, ('train',))[0] == ['model.head.topk']
     from mmpretrain.evaluation import Accuracy
 
