@@ -202,26 +202,15 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
         launch.check_data(cfg, 'c.py', ['train', 'val'])
 
 
-CONFIG = """
-default_scope = 'mmdet'
-model = dict(type='FasterRCNN')
-optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
-dataset = dict(type='CocoDataset', data_root={root!r}, ann_file='a.json', data_prefix=dict(img='images/'),
-               metainfo=dict(classes=('cat', 'Dog', 'cow')))
-train_dataloader = dict(batch_size=1, num_workers=0, dataset=dataset)
-val_dataloader = dict(batch_size=1, num_workers=0, dataset=dict(dataset, test_mode=True))
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=1)
-optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
-"""
-
-
-def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monkeypatch):
-    make_coco(tmp_path / 'data')
-    config = tmp_path / 'c.py'
-    config.write_text(CONFIG.format(root=str(tmp_path / 'data')))
-    monkeypatch.setattr(launch, 'build_runner', None)
-    with raises(LaunchError, f'{tmp_path}/data/a.json', 'Dog') as info:
-        launch.train(train_args(config, '--work-dir', tmp_path / 'work'))
+def test_all_datasets_of_a_file_are_in_one_message(tmp_path):
+    dataset = make_coco(tmp_path, metainfo=dict(classes=('cat', 'Dog', 'cow')))
+    cfg = ConfigDict(
+        default_scope='mmdet',
+        train_dataloader=dict(dataset=dataset),
+        val_dataloader=dict(dataset=dict(dataset, test_mode=True)),
+    )
+    with raises(LaunchError, f'{tmp_path}/a.json', 'Dog') as info:
+        launch.check_data(cfg, 'c.py', ['train', 'val'])
     text = str(info.value)
     for split in ('train', 'val'):
         assert f"{split}_dataloader.dataset.ann_file = 'a.json'" in text
