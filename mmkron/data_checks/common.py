@@ -15,7 +15,7 @@ _TYPES = {
 _LOCAL_RANKS = ('LOCAL_RANK', 'SLURM_LOCALID', 'OMPI_COMM_WORLD_LOCAL_RANK')
 # Parts and types that count something else than the classes of the dataset: objects, kinds of stuff, persons, edges.
 _OTHER_PARTS = ('rpn_head', 'semantic_head', 'reid')
-OTHER_TYPES = ('MOTChallengeDataset', 'SideAdapterCLIPHead', 'STDCHead')
+UNCOUNTED = ('MOTChallengeDataset', 'SideAdapterCLIPHead', 'STDCHead')
 
 
 class Problem(NamedTuple):
@@ -84,7 +84,7 @@ def find_heads(node: Any, key: str, inside: bool = False) -> Iterator[tuple[str,
     name = key.rpartition('.')[2]
     inside = inside or name.endswith(('head', 'augments')) or name == 'data_preprocessor'
     children = enumerate(node) if isinstance(node, (list, tuple)) else ()
-    if isinstance(node, dict) and name not in _OTHER_PARTS and type_name(node) not in OTHER_TYPES:
+    if isinstance(node, dict) and name not in _OTHER_PARTS and type_name(node) not in UNCOUNTED:
         if node.get('class_agnostic') or node.get('language_model') or 'contrastive_cfg' in node:
             return
         if inside and any(isinstance(node.get(field), int) for field in ('num_classes', 'num_things_classes')):

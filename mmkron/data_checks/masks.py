@@ -94,10 +94,8 @@ def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
     files = _files(folder, dataset.seg_map_suffix) if used and not osp.isfile(dataset.ann_file) else []
     stray = [name for name in files if osp.join(folder, name) not in used]
     if stray:
-        yield (
-            f'{len(stray)} files have no image that ends in img_suffix={dataset.img_suffix!r}: {first_three(stray)}',
-            True,
-        )
+        text = f'files have no image that ends in img_suffix={dataset.img_suffix!r}: {first_three(stray)}'
+        yield f'{len(stray)} {text}', True
     if maps.step.get('reduce_zero_label') not in (None, dataset.reduce_zero_label):
         zero = dataset.reduce_zero_label
         yield f'reduce_zero_label is {zero} in the dataset, but {not zero} in its LoadAnnotations', False

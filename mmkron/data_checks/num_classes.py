@@ -7,15 +7,7 @@ from typing import Any, NamedTuple
 
 from mmkron.data_checks.class_folders import read_labels
 from mmkron.data_checks.classes import class_names, metainfo
-from mmkron.data_checks.common import (
-    OTHER_TYPES,
-    Problem,
-    find_dicts,
-    find_heads,
-    find_metrics,
-    type_name,
-    used_datasets,
-)
+from mmkron.data_checks.common import UNCOUNTED, Problem, find_dicts, find_heads, find_metrics, type_name, used_datasets
 
 _HINT = """\
 Each head of the model, and its losses, need the number of classes of the data: set KEY=NUMBER in the config or with
@@ -41,7 +33,7 @@ def count_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Classes]:
             number = max(labels.counts, default=-1) + 1 if labels.is_list else len(labels.by_folder)
             source = f'{f"labels up to {number - 1}" if labels.is_list else "class folders"} in {labels.path}'
             yield Classes(key, number, source, number, exact=names is None and not labels.is_list)
-        elif names is not None and type_name(dataset) not in OTHER_TYPES:
+        elif names is not None and type_name(dataset) not in UNCOUNTED:
             things = metainfo(dataset, kind).get('thing_classes', None if 'Panoptic' in type_name(dataset) else names)
             yield Classes(key, len(names), source, None if things is None else len(things))
 

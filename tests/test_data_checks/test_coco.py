@@ -1,4 +1,4 @@
-"""Which COCO annotation files are refused, and that the message names both sides."""
+"""COCO annotation files that do not fit their dataset are refused, and the message names both sides."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def texts(dataset):
     return [item.text for item in coco.check_coco(cfg, ['train'])]
 
 
-def test_what_fits(tmp_path):
+def test_files_that_fit(tmp_path):
     dataset = make_coco(tmp_path)
     assert texts(dataset) == []
     (tmp_path / 'names.txt').write_text('cat\ndog\ncow\n')
@@ -62,7 +62,7 @@ def test_what_fits(tmp_path):
 
 
 def test_the_host_keeps_what_the_check_counts(tmp_path):
-    """MMDetection's labels are those of the file's order, and what does not fit is gone: the reason for the check."""
+    """MMDetection numbers labels in the file's order and drops mismatches: the reason for the check."""
     coco = pytest.importorskip('mmdet.datasets', reason='compares with MMDetection').CocoDataset
     dataset = make_coco(tmp_path, annotations=[(1, 10), (2, 10), (7, 10), (5, 11), (2, 99)])
     dataset = dict(dataset, metainfo=dict(classes=('cow', 'cat', 'bird')), pipeline=[])
@@ -95,14 +95,14 @@ def test_classes_of_coco_are_the_default(tmp_path):
 
 
 def test_no_names_without_mmdet(tmp_path, monkeypatch):
-    """The classes are unknown, which is another error's business; the rest is still compared."""
+    """The classes are unknown, which another error reports; the rest is still compared."""
     monkeypatch.setattr('mmkron.data_checks.common.dataset_type', lambda *_: None)
     (text,) = texts(make_coco(tmp_path, metainfo={}, annotations=[(8, 10), (9, 11), (8, 11)]))
     assert re.match(r'3 of the 3 annotations .*annotations\[1\].category_id = 9', text)
 
 
 def test_one_name_without_its_comma(tmp_path):
-    """It is no file of names, either; one that is remote is not looked at."""
+    """A string is refused unless it is a file of names; a remote file is skipped."""
     cfg = ConfigDict(train_dataloader=dict(dataset=make_coco(tmp_path, metainfo=dict(classes='cat'))))
     with raises(LaunchError, 'train_dataloader.dataset.metainfo.classes', 'cat'):
         launch.check_data(cfg, 'c.py', ['train'])
@@ -161,7 +161,7 @@ def test_images_that_are_not_on_disk(tmp_path):
     assert files.find_missing(cfg, ['train']) == []
 
 
-def test_remote_data_is_not_looked_at(tmp_path):
+def test_remote_data_is_skipped(tmp_path):
     dataset = make_coco(tmp_path, metainfo=dict(classes=('bird',)))
     (tmp_path / 'images/a.jpg').unlink()
     assert texts(dict(dataset, data_root='s3://bucket')) == []
@@ -170,7 +170,7 @@ def test_remote_data_is_not_looked_at(tmp_path):
 
 
 def test_annotations_of_the_metric(tmp_path):
-    """A root that moves takes the dataset along, but not the file that the metric reads."""
+    """The file of a metric does not depend on the dataset's root."""
     dataset = make_coco(tmp_path)
     metric = dict(type='CocoMetric', ann_file='data/gone.json')
     for evaluator, key in ((metric, 'val_evaluator'), ([dict(type='A', ann_file='x'), metric], 'val_evaluator.1')):

@@ -1,4 +1,4 @@
-"""Entries of COCO annotation files that MMDetection drops or stops at are named before the training."""
+"""Entries of COCO annotation files that MMDetection drops or cannot read are named before the training."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def coco_content(annotations=None):
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes an annotation file with its images and returns the config of a dataset."""
+    """Return a function that writes an annotation file with its images and returns the config of a dataset."""
 
     def function(content, **more):
         (tmp_path / 'a.json').write_text(json.dumps(content))
@@ -46,13 +46,13 @@ def write(tmp_path):
 
 
 def problems(dataset, split='train', **more):
-    """Texts of the errors and of the warnings."""
+    """Return the texts of the errors and of the warnings."""
     found = [*coco.check_coco(ConfigDict({f'{split}_dataloader': dict(dataset=dataset), **more}), [split])]
     return [item.text for item in found if not item.warning], [item.text for item in found if item.warning]
 
 
 def host_boxes(dataset):
-    """The boxes that MMDetection loads, by image."""
+    """Return the boxes that MMDetection loads, by image."""
     from mmdet.datasets import CocoDataset
 
     dataset = {key: value for key, value in dataset.items() if key != 'type'}
@@ -132,7 +132,7 @@ def test_boxes_by_two_corners(write):
 
 
 def test_no_boxes(write):
-    """Trained on, they are an error; validated on, suspicious; of a class that is not used, none."""
+    """An error in training data, a warning in validation data; boxes of unused classes do not count."""
     content = coco_content([])
     (text,), warnings = problems(write(content))
     assert text.startswith('none of the 3 images ')
@@ -176,7 +176,7 @@ BAD = [None, [], {}, True, 'x', [1, 2, 3], [1, 2, 3, None], [1, 2, 3, '4'], [[1,
 
 @pytest.mark.parametrize('kind', FIELDS)
 def test_bad_values_are_named(write, kind):
-    """No value of JSON ends in an error of Python's: what is not of the right type is named with its value."""
+    """Values of a wrong type are named instead of ending in a bare Python error."""
     for key in (*FIELDS[kind], *(('iscrowd',) if kind == 'annotations' else ())):
         for value in BAD:
             if value == 'x' and (key in ('name', 'file_name') or key.endswith('id')):
@@ -228,7 +228,7 @@ def test_masks_that_are_trained(write, mask):
 
 
 def test_missing_masks(write):
-    """Those of annotations that are dropped or of no class are not needed."""
+    """Dropped annotations, and those of unused classes, need no mask."""
     content = coco_content()
     for i in (2, 3):
         del content['annotations'][i]['segmentation']
@@ -241,7 +241,7 @@ def test_missing_masks(write):
 
 
 def test_polygons_that_the_host_ignores(write):
-    """Of less than 3 points, or of an odd number of coordinates: MMDetection drops them without a word."""
+    """MMDetection drops polygons of fewer than 3 points or with an odd number of coordinates without a message."""
     content = coco_content()
     content['annotations'][1]['segmentation'] = [[1, 1, 5, 5]]
     content['annotations'][2]['segmentation'] = [[1, 1, 5, 1, 5, 5, 1], SQUARE[0]]
@@ -296,7 +296,7 @@ def test_types_derived_from_coco(write):
     assert text.startswith('1 of the 2 classes of METAINFO of Pets ')
 
 
-def test_what_the_metric_needs(write, tmp_path):
+def test_needs_of_the_metric(write, tmp_path):
     """It stops after the first epoch; the training itself does without iscrowd."""
     content = coco_content()
     del content['annotations'][2]['iscrowd']

@@ -45,14 +45,14 @@ def found(cfg, split='train'):
 
 
 def loaded(cfg, index=0):
-    """The labels that the host makes."""
+    """Return the labels that the host loads."""
     from mmseg.datasets import BaseSegDataset
 
     dataset = {key: value for key, value in cfg.train_dataloader.dataset.items() if key != 'type'}
     return set(np.unique(BaseSegDataset(**dataset)[index]['gt_seg_map']).tolist())
 
 
-def test_what_fits(tmp_path, monkeypatch):
+def test_maps_that_fit(tmp_path, monkeypatch):
     cfg = config(make_data(tmp_path, [[0, 1], [2, 255]]))
     assert found(cfg) == ([], [])
     monkeypatch.chdir(tmp_path.parent)
@@ -116,7 +116,7 @@ def test_sample_is_spread_and_bounded(tmp_path, monkeypatch):
         ([0, 1, 2, 255], dict(ignore_index=None), '255 in 1 ('),
     ],
 )
-def test_values_that_are_no_class(tmp_path, values, head, wrong):
+def test_values_that_are_not_classes(tmp_path, values, head, wrong):
     errors, _ = found(config(make_data(tmp_path, [values]), dict(head, num_classes=3)))
     assert len(errors) == bool(wrong)
     assert all(f': {wrong}{tmp_path}/labels/000.png);' in error for error in errors)
@@ -210,7 +210,7 @@ def test_sizes_and_damaged_files(tmp_path):
     assert error.startswith('1 label maps that cannot be read (')
 
 
-def test_files_that_lack_their_partner(tmp_path):
+def test_files_without_their_partner(tmp_path):
     cfg = config(make_data(tmp_path, [[0, 1, 2]] * 3))
     (tmp_path / 'labels/001.png').unlink()
     (tmp_path / 'images/002.jpg').rename(tmp_path / 'images/002.jpeg')

@@ -1,4 +1,4 @@
-"""The number of classes of each head against that of the data, for the shipped configs and one by one."""
+"""Compare the number of classes of each head with the data, for the shipped configs and one by one."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SPLITS = ('train', 'val', 'test')
 
 
 def found(cfg, splits=('train', 'val')):
-    """Keys of the problems, and those that are warnings."""
+    """Return the keys of the errors and of the warnings."""
     problems = [*check_num_classes(cfg, splits), *check_heads(cfg, splits)]
     return [item.where for item in problems if not item.warning], [item.where for item in problems if item.warning]
 
@@ -111,7 +111,7 @@ def test_classes_of_a_dataset_type(kind, scope, number):
     assert found(cfg)[0] == ['model.bbox_head.num_classes']
 
 
-def test_what_cannot_be_found_is_skipped():
+def test_unknown_classes_are_skipped():
     for dataset in (dict(type='Unknown'), dict(type='nowhere.Unknown'), dict(), dict(type='BaseSegDataset')):
         cfg = make(dict(decode_head=dict(num_classes=3)))
         cfg.train_dataloader = cfg.val_dataloader = dict(dataset=dataset)
