@@ -39,9 +39,7 @@ def coco_file(dataset: dict, kind: type | None = None) -> str:
 def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
     """Yield faults in the COCO annotation files of the used datasets and metrics.
 
-    Checks MMDetection's ``CocoDataset``, and subclasses that read the file as it does. Categories that are not classes
-    are no fault if each class is a category: the host trains on some of them this way. For the cost see
-    :func:`read_coco`.
+    Categories that are not classes are no fault if each class is a category: the host trains on some of them this way.
     """
     files = []
     for key, dataset, kind in used_datasets(cfg, splits):

@@ -56,18 +56,12 @@ def find_missing(cfg: Any, splits: Sequence[str]) -> list[Missing]:
     These are ``data_root``, ``ann_file`` and ``data_prefix``, the ``ann_file`` of a ``CocoMetric``, and the files that
     a list of names or a COCO annotation file names. Relative paths start from the working directory, as in the host
     libraries. Remote paths (``s3://``, ``http://``) are skipped.
-
-    Args:
-        cfg: The whole config.
-        splits: The loaders that will be used, of ``'train'``, ``'val'`` and ``'test'``.
     """
     found = []
     for key, dataset, kind in used_datasets(cfg, splits):
         host = getattr(kind, '__module__', '').partition('.')[0]
         layout = f'help(mmkron.datasets.{kind.__name__}) in Python' if host == 'mmkron' else _LAYOUTS.get(host, '')
-        root_key, lost = _missing_in(dataset, key)
-        for path, where, value, note in lost:
-            found.append(Missing(osp.abspath(path), where, value, root_key, type_name(dataset), layout, note))
+        found += [item._replace(path=osp.abspath(item.path), layout=layout) for item in _missing_in(dataset, key)]
     for key, metric in find_metrics(cfg, splits, 'CocoMetric'):
         path, key = data_path({}, metric.get('ann_file')), f'{key}.ann_file'
         if _lost(path):
@@ -79,24 +73,25 @@ def _lost(path: str) -> bool:
     return bool(path) and not osp.exists(path)
 
 
-def _missing_in(dataset: dict, key: str) -> tuple[str, list[tuple[str, str, str, str]]]:
-    """Return the key that moves a dataset, and (path, key, value, note) of each missing path."""
+def _missing_in(dataset: dict, key: str) -> list[Missing]:
     name, root, prefix = type_name(dataset), dataset.get('data_root'), dataset.get('data_prefix') or ''
     prefixes = {'': prefix} if isinstance(prefix, str) else {f'.{part}': value for part, value in prefix.items()}
     named = {'ann_file': dataset.get('ann_file'), **{f'data_prefix{part}': prefixes[part] for part in prefixes}}
     named = {field: value for field, value in named.items() if value}
     root_key = f'{key}.{"data_root" if root or not named else next(iter(named))}'
     if name in _DOWNLOADED and dataset.get('download'):
-        return root_key, []
+        return []
     if root and _lost(data_path(dataset, '')):
-        return root_key, [(data_path(dataset, ''), f'{key}.data_root', root, '')]
+        return [Missing(data_path(dataset, ''), root_key, root, root_key, name)]
     if name == 'ImageNet' and dataset.get('split') and not prefix:
         named['split'] = dataset['split']
-    parts = [osp.join(prefixes.get('', ''), part) for part in _PARTS.get(name, ())]
-    paths = [(data_path(dataset, value), f'{key}.{field}', value, '') for field, value in named.items()]
-    paths += [(data_path(dataset, part), root_key, part, '') for part in parts]
-    listed = ((path, f'{key}.ann_file', dataset['ann_file'], note) for path, note in _missing_listed(dataset))
-    return root_key, [item for item in paths if _lost(item[0])] or list(listed)
+    wanted = [(f'{key}.{field}', value) for field, value in named.items()]
+    wanted += [(root_key, osp.join(prefixes.get('', ''), part)) for part in _PARTS.get(name, ())]
+    paths = [Missing(data_path(dataset, value), where, value, root_key, name) for where, value in wanted]
+    return [item for item in paths if _lost(item.path)] or [
+        Missing(path, f'{key}.ann_file', dataset['ann_file'], root_key, name, note=note)
+        for path, note in _missing_listed(dataset)
+    ]
 
 
 def _missing_listed(dataset: dict) -> Iterator[tuple[str, str]]:
@@ -119,12 +114,7 @@ def _missing_listed(dataset: dict) -> Iterator[tuple[str, str]]:
 
 
 def describe_missing(missing: Sequence[Missing], config: str) -> str:
-    """Return one message on missing data, the layouts that it needs, and the options that set its paths.
-
-    Args:
-        missing: The result of :func:`find_missing`, not empty.
-        config: The config file's path.
-    """
+    """Return one message on missing data, the layouts that it needs, and the options that set its paths."""
     lines = [f'the data of {config} is not on disk. Expected:', '']
     width = max(len(item.path) for item in missing)
     lines += [f'  {item.path:<{width}}  <- {item.key} = {item.value!r}{item.note}' for item in missing]
