@@ -66,7 +66,7 @@ def is_decode_head(key: str) -> bool:
 
 
 def output_classes(head: dict) -> int:
-    """Return how many classes a decode head distinguishes: one output stands for two."""
+    """Return how many classes a decode head distinguishes: one output counts as two."""
     return 2 if (head.get('out_channels') or head['num_classes']) == 1 else head['num_classes']
 
 

@@ -217,7 +217,7 @@ def test_files_without_their_partner(tmp_path):
     errors, warnings = found(cfg)
     assert [re.sub(' .*: ', ' ', error) for error in errors] == [f'1 {tmp_path}/labels/001.png']
     assert [re.sub(' .*(img_suffix)', r' \1', warning) for warning in warnings] == ["1 img_suffix='.jpg': 002.png"]
-    for name in ('000_color.tif', '001_instances.json'):  # as Cityscapes has beside its label maps
+    for name in ('000_color.tif', '001_instances.json'):  # as Cityscapes has next to its label maps
         (tmp_path / 'labels' / name).touch()
     assert found(cfg)[1] == warnings
     cfg.train_dataloader.dataset.img_suffix = '.png'

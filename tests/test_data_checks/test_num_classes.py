@@ -205,7 +205,7 @@ def test_classifier_of_one_output():
     assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == ['model.head.loss']
     head['loss'] = SIGMOID
     assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == []
-    softmax = dict(num_classes=1, loss_cls=dict(type='CrossEntropyLoss'))  # has the background beside it
+    softmax = dict(num_classes=1, loss_cls=dict(type='CrossEntropyLoss'))  # has the background as an extra class
     assert found(make(dict(bbox_head=softmax), 1, 'mmdet'))[0] == []
 
 
