@@ -1,40 +1,44 @@
 """Read an annotation file in COCO's format; note what MMDetection cannot read and what it would drop."""
 
+from __future__ import annotations
+
 import json
 import os
 import os.path as osp
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mmkron.data_checks.common import part_of
+
 _SHOWN = 60  # characters of a value that a message shows
-_HUGE = 1e12  # coordinates, sizes and areas are below it; this also excludes NaN and infinity
+_HUGE = 1e12  # bound of coordinates, sizes and areas; this also excludes NaN and infinity
 _MISSING = object()
 
 
 class CocoFile(NamedTuple):
-    """The part of an annotation file that is compared."""
+    """The part of an annotation file that is compared; arrays have one item per annotation."""
 
     problems: tuple = ()  # why MMDetection cannot read it; the rest is empty then
     names: tuple = ()  # of the categories, in the file's order
     images: tuple = ()  # file names
     sizes: np.ndarray = np.zeros((0, 2))  # (images, 2): width and height
-    annotations: Optional[int] = None  # their number; None without the list
-    lost: tuple = ()  # which annotations are of no category or of no image
+    annotations: int | None = None  # number of annotations; None without the list
+    lost: tuple = ()  # texts on annotations without a category or an image
     dropped: tuple = ()  # (number, text) for each reason for which MMDetection drops annotations
-    labels: np.ndarray = np.zeros(0, int)  # position of each annotation's category; -1 if it is dropped
-    masked: np.ndarray = np.zeros(0, bool)  # whether each annotation has a segmentation that can be read
-    thin: np.ndarray = np.zeros(0, bool)  # whether MMDetection ignores all polygons of each annotation
-    crowd: np.ndarray = np.zeros(0, bool)  # whether each annotation is a crowd, which is not learned
+    labels: np.ndarray = np.zeros(0, int)  # position of the category; -1 if the annotation is dropped
+    masked: np.ndarray = np.zeros(0, bool)  # whether the segmentation can be read
+    thin: np.ndarray = np.zeros(0, bool)  # whether MMDetection ignores all polygons
+    crowd: np.ndarray = np.zeros(0, bool)  # whether it is a crowd, which is not learned
     without_crowd: tuple = ()  # positions of the annotations without iscrowd
     corners: int = 0  # boxes that reach beyond their image, if all of them can be read as two corners
 
 
 def read_coco(path: str) -> CocoFile:
-    """Read an annotation file, once per process for as long as it does not change.
+    """Read an annotation file, once per process as long as it does not change.
 
     The host reads it again, so this adds the time of one ``json.load`` to the start of a run, and about a third of it
     for the checks. Only what a :class:`CocoFile` holds stays in memory.
@@ -49,9 +53,9 @@ def _read(path: str, _: int) -> CocoFile:
             content = json.load(file)
     except (ValueError, RecursionError) as error:
         return CocoFile((f'it is not JSON: {error}',))
-    lacking = [key for key in ('images', 'categories') if not isinstance(content, dict) or key not in content]
-    if lacking:
-        return CocoFile((f'it lacks {" and ".join(map(repr, lacking))}',))
+    absent = [repr(key) for key in ('images', 'categories') if not isinstance(content, dict) or key not in content]
+    if absent:
+        return CocoFile((f'it has no {" and ".join(absent)}',))
     problems = tuple(_bad_entries(content)) or tuple(_repeated_ids(content))
     return CocoFile(problems) if problems else _summarize(content)
 
@@ -60,17 +64,12 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and -_HUGE < value < _HUGE
 
 
-def _is_box(value: Any) -> bool:
-    return type(value) is list and len(value) == 4 and all(map(_is_number, value))
-
-
 def _is_mask(value: Any) -> bool:
     """Return whether MMDetection can make a mask of it: polygons with numbers, or RLE."""
     if type(value) is dict:
         return isinstance(value.get('counts'), (list, str)) and type(value.get('size')) is list
-    if type(value) is not list or not value:
-        return False
-    return all(type(polygon) is list and {*map(type, polygon)} <= {int, float} for polygon in value)
+    polygons = value if type(value) is list else []
+    return bool(polygons) and all(type(each) is list and {*map(type, each)} <= {int, float} for each in polygons)
 
 
 def _is_thin(mask: Any) -> bool:
@@ -82,8 +81,9 @@ _ID = (lambda value: type(value) in (int, float, str), 'a number')
 _TEXT = (lambda value: type(value) is str, 'a string')
 _SIZE = (lambda value: _is_number(value) and value > 0, 'a number above 0')
 _FLAG = (lambda value: type(value) in (int, float, bool) and value in (0, 1), '0 or 1')
-_BOX, _AREA = (_is_box, 'a list of four numbers'), (_is_number, 'a number')
-# What fits each field of an entry, and what that is in words. Only iscrowd may be absent.
+_BOX = (lambda value: type(value) is list and len(value) == 4 and all(map(_is_number, value)), 'a list of four numbers')
+_AREA = (_is_number, 'a number')
+# A test of the values of each field and its description. Only iscrowd may be absent.
 _FIELDS: dict[str, dict] = {
     'categories': dict(id=_ID, name=_TEXT),
     'images': dict(id=_ID, file_name=_TEXT, height=_SIZE, width=_SIZE),
@@ -91,79 +91,76 @@ _FIELDS: dict[str, dict] = {
 }
 
 
-def _note(kind: str, values: Sequence, places: Sequence[int], what: str, key: str = '') -> str:
-    """Return which values are wrong, the first three by name, such as ``annotations[3].bbox = null``."""
+def _note(kind: str, values: Sequence, places: Sequence[int], what: str, key: str = '') -> Iterator[str]:
+    """Yield a text on the wrong values, if any, with the first three, such as ``annotations[3].bbox = null``."""
     shown = []
-    for i in places[:3]:
+    for i in places[:4]:
         text = '' if values[i] is _MISSING else json.dumps(values[i])
-        text = text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'
-        shown.append(f'{kind}[{i}]' + (f'{key and "."}{key} = {text}' if text else ''))
-    more = ', ...' if len(places) > 3 else ''
-    return f'{len(places)} of the {len(values)} {kind} {what}: {", ".join(shown)}{more}'
+        value = f'{key and "."}{key} = {text[:_SHOWN]}{"..." * (len(text) > _SHOWN)}' if text else ''
+        shown.append(f'{kind}[{i}]{value}')
+    if shown:
+        yield part_of(places, len(values), f'{kind} {what}', shown)
 
 
 def _bad_entries(content: dict) -> Iterator[str]:
-    """Yield what MMDetection would stop at."""
+    """Yield entries at which MMDetection would stop."""
     for kind, fields in _FIELDS.items():
         entries = content.get(kind, [])
         if type(entries) is not list:
             yield f'{kind} must be a list, got {json.dumps(entries)[:_SHOWN]}'
             continue
         wrong = [i for i, entry in enumerate(entries) if type(entry) is not dict]
-        if wrong:
-            yield _note(kind, entries, wrong, 'are not objects')
-            continue
-        for key, (fits, words) in fields.items():
+        yield from _note(kind, entries, wrong, 'are not objects')
+        for key, (fits, words) in fields.items() if not wrong else ():
             values = [entry.get(key, _MISSING) for entry in entries]
-            lacking = [i for i, value in enumerate(values) if value is _MISSING and key != 'iscrowd']
+            absent = [i for i, value in enumerate(values) if value is _MISSING]
             wrong = [i for i, value in enumerate(values) if value is not _MISSING and not fits(value)]
-            if lacking:
-                yield _note(kind, values, lacking, f'lack {key!r}')
-            if wrong:
-                yield _note(kind, values, wrong, f'have a {key} that is not {words}', key)
+            yield from _note(kind, values, absent if key != 'iscrowd' else [], f'have no {key!r}')
+            yield from _note(kind, values, wrong, f'have a {key} that is not {words}', key)
 
 
 def _repeated_ids(content: dict) -> Iterator[str]:
-    """Yield which ids occur twice: MMDetection keeps the last image or category of an id and stops at annotations."""
+    """Yield repeated ids: MMDetection keeps the last image or category of an id and stops at annotations."""
     for kind in _FIELDS:
         ids = [entry['id'] for entry in content.get(kind, [])]
         counts = Counter(ids)
         repeated = [i for i, number in enumerate(ids) if counts[number] > 1]
-        if repeated:
-            yield _note(kind, ids, repeated, 'have an id that another one has', 'id')
+        yield from _note(kind, ids, repeated, 'have an id that another one has', 'id')
+
+
+def _find_parents(content: dict, key: str, kind: str) -> tuple[np.ndarray, list[str]]:
+    """Return the position of each annotation's image or category, -1 for none, and a text on those without."""
+    known = {entry['id']: i for i, entry in enumerate(content[kind])}
+    ids = [entry[key] for entry in content.get('annotations', [])]
+    positions = np.array([known.get(number, -1) for number in ids], int)
+    what = f'are of no {key.removesuffix("_id")} of the file'
+    return positions, [*_note('annotations', ids, np.flatnonzero(positions < 0), what, key)]
 
 
 def _summarize(content: dict) -> CocoFile:
     entries = content.get('annotations', [])
     sizes = np.array([(entry['width'], entry['height']) for entry in content['images']], float).reshape(-1, 2)
-    positions, lost = {}, []
-    for key, kind, whose in (('category_id', 'categories', 'category'), ('image_id', 'images', 'image')):
-        known = {entry['id']: i for i, entry in enumerate(content[kind])}
-        ids = [entry[key] for entry in entries]
-        positions[whose] = np.array([known.get(number, -1) for number in ids], int)
-        places = np.flatnonzero(positions[whose] < 0)
-        if len(places):
-            lost.append(_note('annotations', ids, places, f'are of no {whose} of the file', key))
+    categories, without_category = _find_parents(content, 'category_id', 'categories')
+    images, without_image = _find_parents(content, 'image_id', 'images')
     masks = [entry.get('segmentation') for entry in entries]
     masked = [_is_mask(mask) for mask in masks]
-    used = np.array([not entry.get('ignore') for entry in entries], bool) & (positions['image'] >= 0)
-    # Those without an image have no limits; they are reported as lost.
-    reasons, corners = _lost_boxes(entries, np.vstack([sizes, [np.inf, np.inf]])[positions['image']], used)
+    used = np.array([not entry.get('ignore') for entry in entries], bool) & (images >= 0)
+    # Annotations without an image have no limits; they are reported as lost.
+    reasons, corners = _lost_boxes(entries, np.vstack([sizes, [np.inf, np.inf]])[images], used)
     dropped = []
     for reason, mask in reasons.items():
         places, key = np.flatnonzero(used & mask), 'area' if 'area' in reason else 'bbox'
-        if len(places):
-            text = _note('annotations', [entry[key] for entry in entries], places, reason, key)
-            dropped.append((len(places), text))
+        texts = _note('annotations', [entry[key] for entry in entries], places, reason, key)
+        dropped += [(len(places), text) for text in texts]
         used = used & ~mask
     return CocoFile(
         names=tuple(entry['name'] for entry in content['categories']),
         images=tuple(entry['file_name'] for entry in content['images']),
         sizes=sizes,
         annotations=len(entries) if 'annotations' in content else None,
-        lost=tuple(lost),
+        lost=(*without_category, *without_image),
         dropped=tuple(dropped),
-        labels=np.where(used, positions['category'], -1),
+        labels=np.where(used, categories, -1),
         masked=np.array(masked, bool),
         thin=np.array([read and _is_thin(mask) for read, mask in zip(masked, masks)], bool),
         crowd=np.array([bool(entry.get('iscrowd')) for entry in entries], bool),
@@ -173,9 +170,9 @@ def _summarize(content: dict) -> CocoFile:
 
 
 def _lost_boxes(entries: list, limits: np.ndarray, used: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-    """Return the reasons for which MMDetection drops boxes, with those boxes, and how many reach beyond their image.
+    """Return the boxes that MMDetection drops, by reason, and the number of boxes that reach beyond their image.
 
-    The second number is 0 unless every box that is used would also be one if it were given by two corners.
+    The number is 0 unless all used boxes would also be valid as two corners.
     """
     boxes = np.array([entry['bbox'] for entry in entries], float).reshape(-1, 4)
     start, size = boxes[:, :2], boxes[:, 2:]

@@ -1,51 +1,48 @@
-"""What the checks share: how they report a problem, and how they walk a config."""
+"""Walk the datasets, metrics and heads of a config, and describe the problems that the checks find there."""
+
+from __future__ import annotations
 
 import os
 import os.path as osp
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
-# Types of what a dataset's config says, beside None; what else it says is checked by the host.
+# Types of the dataset fields that the checks read; each may also be None.
 _TYPES = {
-    'type': (str, type),
-    'data_root': (str,),
-    'split': (str,),
-    'ann_file': (str,),
-    'data_prefix': (str, dict),
-    'img_suffix': (str,),
-    'seg_map_suffix': (str,),
-    'extensions': (list, tuple),
-    'metainfo': (dict,),
+    **dict.fromkeys(('data_root', 'split', 'ann_file', 'img_suffix', 'seg_map_suffix'), (str,)),
+    **dict(type=(str, type), data_prefix=(str, dict), extensions=(list, tuple), metainfo=(dict,)),
 }
 _LOCAL_RANKS = ('LOCAL_RANK', 'SLURM_LOCALID', 'OMPI_COMM_WORLD_LOCAL_RANK')
+# Parts and types that count something else than the classes of the dataset: objects, kinds of stuff, persons, edges.
+_OTHER_PARTS = ('rpn_head', 'semantic_head', 'reid')
+UNCOUNTED = ('MOTChallengeDataset', 'SideAdapterCLIPHead', 'STDCHead')
 
 
 class Problem(NamedTuple):
-    """Something about the data that does not fit the config."""
+    """A mismatch between a config and its data."""
 
-    where: str  # absolute path of the file or folder, or a dotted key of the config; problems are grouped by it
-    text: str  # what does not fit, with both sides; may have several lines
+    where: str  # absolute path or dotted key; problems are grouped by it
+    text: str
     source: str = ''  # where the config names it, such as "train_dataloader.dataset.ann_file = 'a.json'"
-    hint: str = ''  # what to do about it; equal hints are printed once
-    warning: bool = False  # suspicious only: it is printed and the run goes on
+    hint: str = ''  # how to fix it; equal hints are printed once
+    warning: bool = False  # only suspicious: the run continues
 
 
 def describe(problems: Sequence[Problem], title: str) -> str:
-    """Return one message with all problems, grouped by where they are, and their hints at the end."""
+    """Return one message with all problems, grouped by their place, and their hints at the end."""
     lines = [title]
     for where in dict.fromkeys(item.where for item in problems):
         items = [item for item in problems if item.where == where]
         sources = ', '.join(dict.fromkeys(item.source for item in items if item.source))
         lines += ['', f'  {where}' + (f'  <- {sources}' if sources else '')]
-        for text in dict.fromkeys(item.text for item in items):
-            lines.append('    - ' + text.replace('\n', '\n      '))
+        lines += ['    - ' + text.replace('\n', '\n      ') for text in dict.fromkeys(item.text for item in items)]
     for hint in dict.fromkeys(item.hint for item in problems if item.hint):
         lines += ['', hint]
     return '\n'.join(lines)
 
 
 def print_warning(text: str) -> None:
-    """Print a text once per machine: of several processes only the first one speaks."""
+    """Print a text once per machine, from its first process."""
     if all(os.environ.get(name, '0') == '0' for name in _LOCAL_RANKS):
         print(text, flush=True)
 
@@ -56,8 +53,8 @@ def first_three(items: Iterable) -> str:
     return ', '.join(map(str, items[:3])) + (', ...' if len(items) > 3 else '')
 
 
-def part_of(part: Sequence, whole: int, what: str, shown: Optional[Iterable] = None) -> str:
-    """Return how many of the whole ``part`` is, what is wrong with it, and the first three of it."""
+def part_of(part: Sequence, whole: int, what: str, shown: Iterable | None = None) -> str:
+    """Return how many items of the whole are in ``part``, what is wrong with them, and the first three."""
     return f'{len(part)} of the {whole} {what}: {first_three(part if shown is None else shown)}'
 
 
@@ -76,10 +73,25 @@ def find_dicts(node: Any, key: str = '') -> Iterator[tuple[str, dict]]:
         yield from find_dicts(child, f'{key}.{name}')
 
 
-def find_metrics(cfg: Any, split: str, kind: str) -> Iterator[tuple[str, dict]]:
-    """Yield (dotted key, config) of the metrics of a type in the evaluator of a split."""
-    key = f'{split}_evaluator'
-    return ((name, metric) for name, metric in find_dicts(cfg.get(key), key) if type_name(metric) == kind)
+def find_metrics(cfg: Any, splits: Sequence[str], kind: str) -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, config) of the metrics of a type in the evaluators of the splits that have a loader."""
+    for key in (f'{split}_evaluator' for split in splits if cfg.get(f'{split}_dataloader')):
+        yield from (found for found in find_dicts(cfg.get(key), key) if type_name(found[1]) == kind)
+
+
+def find_heads(node: Any, key: str, inside: bool = False) -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, config) of the parts of a model that state a number of classes."""
+    name = key.rpartition('.')[2]
+    inside = inside or name.endswith(('head', 'augments')) or name == 'data_preprocessor'
+    children = enumerate(node) if isinstance(node, (list, tuple)) else ()
+    if isinstance(node, dict) and name not in _OTHER_PARTS and type_name(node) not in UNCOUNTED:
+        if node.get('class_agnostic') or node.get('language_model') or 'contrastive_cfg' in node:
+            return
+        if inside and any(isinstance(node.get(field), int) for field in ('num_classes', 'num_things_classes')):
+            yield key, node
+        children = node.items()
+    for child, item in children:
+        yield from find_heads(item, f'{key}.{child}', inside)
 
 
 def leaf_datasets(dataset: Any, key: str) -> Iterator[tuple[str, dict]]:
@@ -95,29 +107,42 @@ def leaf_datasets(dataset: Any, key: str) -> Iterator[tuple[str, dict]]:
         yield key, dataset
 
 
-def used_datasets(cfg: Any, splits: Sequence[str]) -> Iterator[tuple[str, dict]]:
-    """Yield (dotted key, config) of the datasets that the loaders of the splits read."""
+def used_datasets(cfg: Any, splits: Sequence[str]) -> Iterator[tuple[str, dict, type | None]]:
+    """Yield (dotted key, config, type or None) of the datasets that the loaders of the splits read."""
     for split in splits:
         loader = cfg.get(f'{split}_dataloader')
-        if isinstance(loader, dict):
-            yield from leaf_datasets(loader.get('dataset'), f'{split}_dataloader.dataset')
+        dataset = loader.get('dataset') if isinstance(loader, dict) else None
+        for key, leaf in leaf_datasets(dataset, f'{split}_dataloader.dataset'):
+            yield key, leaf, dataset_type(leaf, cfg.get('default_scope'))
+
+
+def dataset_type(dataset: dict, scope: str | None) -> type | None:
+    """Return the class that a dataset's config names, or None if it cannot be imported."""
+    from mmengine.registry import DATASETS
+
+    kind = dataset.get('type')
+    if isinstance(kind, str):
+        try:
+            kind = DATASETS.get(kind if '.' in kind else f'{scope or "mmengine"}.{kind}')
+        except (ImportError, AssertionError, KeyError, RuntimeError):  # reported when the host is checked or builds it
+            return None
+    return kind if isinstance(kind, type) else None
 
 
 def check_fields(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
-    """Yield the fields of datasets that are of a type which none of the other checks, and no host, can read."""
-    for key, dataset in used_datasets(cfg, splits):
+    """Yield the dataset fields of a type that neither the other checks nor the hosts can read."""
+    for key, dataset, _ in used_datasets(cfg, splits):
         for field, types in _TYPES.items():
             value = dataset.get(field)
+            parts = {'extensions': value, 'data_prefix': value.values() if isinstance(value, dict) else None}.get(field)
+            part_types = (str, type(None)) if field == 'data_prefix' else str
             if not isinstance(value, (*types, type(None))):
                 names = ' or '.join(each.__name__ for each in types)
                 yield Problem(f'{key}.{field}', f'expected {names}, got {value!r}')
-            elif isinstance(value, (dict, list, tuple)) and field != 'metainfo':
-                parts = value.values() if isinstance(value, dict) else value
-                if not all(isinstance(part, str) or part is None and field == 'data_prefix' for part in parts):
-                    yield Problem(f'{key}.{field}', f'expected strings, got {value!r}')
+            elif not all(isinstance(part, part_types) for part in parts or ()):
+                yield Problem(f'{key}.{field}', f'expected strings, got {value!r}')
         metainfo = dataset.get('metainfo')
         names = (metainfo if isinstance(metainfo, dict) else {}).get('classes', dataset.get('classes'))
         is_file = isinstance(names, str) and ('://' in names or osp.isfile(osp.expanduser(names)))
         if not isinstance(names, (list, tuple, type(None))) and not is_file:
-            text = f"expected names, as in ('cat',), or a file of them, got {names!r}"
-            yield Problem(f'{key}.metainfo.classes', text)
+            yield Problem(f'{key}.metainfo.classes', f'expected a list of names or a file of them, got {names!r}')

@@ -1,15 +1,16 @@
-"""Paths of data, and the images there."""
+"""Resolve the paths of data and look at the files there."""
+
+from __future__ import annotations
 
 import os
 import os.path as osp
 from collections.abc import Iterable
-from typing import Optional
 
 import numpy as np
 from PIL import Image
 
 
-def data_path(dataset: dict, value: Optional[str]) -> str:
+def data_path(dataset: dict, value: str | None) -> str:
     """Return a path that a dataset's config gives relative to its ``data_root``; '' if it is remote."""
     path = osp.join(dataset.get('data_root') or '', value or '')
     return '' if '://' in path else osp.expanduser(path or '.')
@@ -33,8 +34,8 @@ def spread(total: int, number: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, total - 1, number)}) if total else []
 
 
-def image_size(path: str) -> Optional[tuple[int, int]]:
-    """Return width and height of an image as it is loaded, turned as its EXIF says; None if Pillow cannot tell."""
+def image_size(path: str) -> tuple[int, int] | None:
+    """Return the width and height of an image, rotated by its EXIF orientation; None if Pillow cannot read it."""
     try:
         with Image.open(path) as image:
             return image.size[::-1] if image.getexif().get(0x0112, 1) >= 5 else image.size

@@ -1,5 +1,6 @@
 """Class folders and lists of labels: labels mean the same in each split, or the start is refused."""
 
+import re
 import shutil
 from collections import Counter
 
@@ -66,23 +67,15 @@ def test_a_class_that_val_lacks_shifts_the_labels(tmp_path):
     assert find_folders(str(tmp_path / 'train'))[1]['rose'] == 1
     assert find_folders(str(tmp_path / 'val'))[1]['rose'] == 0  # the reason for the check
     (error,), warnings = found(cfg)
-    assert error == f'compared with {tmp_path}/train, it lacks the class folders daisy'
+    assert re.match(f'compared with {tmp_path}/train, .* daisy$', error)
     assert warnings == []
+    cfg.test_dataloader = cfg.val_dataloader  # val itself is not used then
+    assert found(cfg, ('test',)) == ([error], [])
     (tmp_path / 'val/peony').mkdir()
     (error,), (warning,) = found(cfg)
-    assert error == f'compared with {tmp_path}/train, it lacks the class folders daisy and has others: peony'
-    assert warning == '1 of the 3 class folders have no image: peony'
+    assert re.match(f'compared with {tmp_path}/train, .* daisy .* peony$', error)
+    assert re.match('1 of the 3 class folders .*: peony$', warning)
     assert found(cfg, ('train',)) == ([], [])
-
-
-def test_the_test_split_is_compared_with_what_was_trained_on(tmp_path):
-    make_folders(tmp_path, ('train', 'val', 'test'))
-    cfg = config(tmp_path)
-    cfg.test_dataloader = dict(dataset=dict(cfg.val_dataloader.dataset, data_prefix='test'))
-    shutil.rmtree(tmp_path / 'test/daisy')
-    shutil.rmtree(tmp_path / 'val/rose')
-    (error,), _ = found(cfg, ('test',))
-    assert error.endswith('it lacks the class folders daisy')
 
 
 @pytest.mark.parametrize('split', ['train', 'val'])
@@ -93,28 +86,30 @@ def test_a_hidden_folder_is_no_class(tmp_path, split):
 
     assert find_folders(str(tmp_path / split))[1]['.ipynb_checkpoints'] == 0  # before all others
     (error,), _ = found(cfg)
-    assert error == '1 hidden folders would become classes: .ipynb_checkpoints'
+    assert re.match('1 hidden folders .*: .ipynb_checkpoints$', error)
 
 
 def test_an_empty_class_folder(tmp_path):
     cfg = config(make_folders(tmp_path))
     (tmp_path / 'train/rose/1.JPG').rename(tmp_path / 'train/rose/.1.JPG')
     (tmp_path / 'train/tulip/1.JPG').rename(tmp_path / 'train/tulip/1.gif')
-    assert found(cfg) == ([], ['2 of the 3 class folders have no image: rose, tulip'])
+    errors, (warning,) = found(cfg)
+    assert errors == []
+    assert re.match('2 of the 3 class folders .*: rose, tulip$', warning)
     cfg.train_dataloader.dataset.extensions = ['.gif']
     (tmp_path / 'train/rose/deep').mkdir()
     (tmp_path / 'train/rose/deep/1.gif').touch()
-    assert found(cfg) == ([], ['1 of the 3 class folders have no image: daisy'])
+    assert re.match('1 of the 3 class folders .*: daisy$', found(cfg)[1][0])
 
 
 @pytest.mark.parametrize(
     ('classes', 'parts'),
     [
         (('daisy', 'rose'), ('3 class folders', '2 classes in metainfo.classes')),
-        (('rose', 'daisy', 'tulip'), ('in the order rose, daisy, tulip', 'the folders: daisy, rose, tulip')),
+        (('rose', 'daisy', 'tulip'), ('order rose, daisy, tulip', 'folders: daisy, rose, tulip')),
     ],
 )
-def test_names_that_are_not_those_of_the_folders(tmp_path, classes, parts):
+def test_names_that_differ_from_the_folders(tmp_path, classes, parts):
     (error,), _ = found(config(make_folders(tmp_path), metainfo=dict(classes=classes)))
     assert all(part in error for part in parts)
 
@@ -123,7 +118,8 @@ def test_imagenet_has_a_thousand_folders(tmp_path):
     make_folders(tmp_path)
     cfg = config(tmp_path, type='ImageNet', split='val', data_prefix='')
     errors, (warning,) = found(cfg)  # a subset, which MMPretrain trains rightly under other names
-    assert (errors, warning) == ([], 'there are 3 class folders, but 1000 classes in METAINFO of ImageNet')
+    assert errors == []
+    assert re.search('3 class folders, .* 1000 classes in METAINFO of ImageNet', warning)
     cfg = config(tmp_path, type='ImageNet', split='test', data_prefix='')  # has no labels
     assert found(cfg) == ([], [])
 
@@ -140,28 +136,25 @@ def test_lists_of_labels(tmp_path):
     assert Counter(labels_of(cfg, 'val').values()) == Counter(labels_of(cfg, 'train').values())
     write_list(tmp_path, 'val.txt', ['rose/1.JPG 0', 'tulip/1.JPG 1', 'tulip/a b.JPG 1'])
     (error,), _ = found(cfg)
-    assert error.startswith(f'2 folders have another label than in {tmp_path}/train: ')
-    assert error.endswith(': rose is 1 there and 0 here, tulip is 2 there and 1 here')
+    assert re.match(f'2 folders .* {tmp_path}/train: rose is 1 .* 0 here, tulip is 2 .* 1 here', error)
     cfg.val_dataloader.dataset.metainfo = dict(classes=NAMES)
     write_list(tmp_path, 'val.txt', ['x.JPG 3', 'y.JPG 0', 'z.JPG -1'])
-    assert found(cfg)[0] == ['2 of the 3 labels are not in 0 to 2: -1, 3']
+    assert re.match('2 of the 3 labels .* 0 to 2: -1, 3$', found(cfg)[0][0])
     write_list(tmp_path, 'val.txt', ['x.JPG 0', 'y.JPG'])
-    assert found(cfg)[0] == ["a line ends in 'y.JPG' instead of a label"]
+    assert "'y.JPG'" in found(cfg)[0][0]
     (tmp_path / 'val.txt').write_bytes(b'\xff 0\n')
-    assert found(cfg)[0][0].startswith('it is not text in UTF-8')
+    assert 'UTF-8' in found(cfg)[0][0]
 
 
-def test_labels_that_one_list_lacks(tmp_path):
+def test_labels_that_one_list_does_not_have(tmp_path):
     cfg = config(tmp_path, ann_file='val.txt')
     cfg.train_dataloader.dataset.update(ann_file='train.txt', metainfo=dict(classes=NAMES))
     write_list(tmp_path, 'train.txt', ['a.JPG 0', 'b.JPG 2'])
     write_list(tmp_path, 'val.txt', ['c.JPG 0', 'd.JPG 1', 'e.JPG 1'])
-    errors, warnings = found(cfg)
+    errors, (unused, unseen) = found(cfg)
     assert errors == []
-    assert warnings == [
-        '1 of the 3 classes have no image: 1 (rose)',
-        f'2 images have labels that do not occur in {tmp_path}/train.txt: 1',
-    ]
+    assert re.match(r'1 of the 3 classes .*: 1 \(rose\)$', unused)
+    assert re.match(f'2 images .* {tmp_path}/train.txt: 1$', unseen)
 
 
 def test_folders_of_lists(tmp_path):
@@ -188,7 +181,7 @@ def test_the_list_that_imagenet_finds_itself(tmp_path):
 
 
 def test_training_is_refused_before_anything_is_built(tiny_config, tmp_path, train_args, monkeypatch, capsys):
-    """All problems are in one message; what is only suspicious is printed."""
+    """All problems are in one message; warnings are printed."""
     monkeypatch.setattr(launch, 'build_runner', None)
     (tmp_path / 'imagenet/val/.ipynb_checkpoints').mkdir()
     for path in (tmp_path / 'imagenet/val' / CLASSES[1]).iterdir():
@@ -198,7 +191,7 @@ def test_training_is_refused_before_anything_is_built(tiny_config, tmp_path, tra
         launch.train(args)
     assert '.ipynb_checkpoints' in str(info.value)
     output = capsys.readouterr().out
-    assert output.count(f'1 of the 2 class folders have no image: {CLASSES[1]}') == 1
+    assert len(re.findall(f'1 of the 2 class folders .*: {CLASSES[1]}', output)) == 1
     monkeypatch.setenv('LOCAL_RANK', '1')
     with raises(LaunchError, 'model.head.num_classes', 3):
         launch.train(args)

@@ -1,7 +1,8 @@
-"""Which COCO annotation files are refused, and that the message names both sides."""
+"""COCO annotation files that do not fit their dataset are refused, and the message names both sides."""
 
 import json
 import os
+import re
 
 import pytest
 from mmengine.config import ConfigDict
@@ -50,21 +51,18 @@ def texts(dataset):
     return [item.text for item in coco.check_coco(cfg, ['train'])]
 
 
-def test_what_fits(tmp_path):
+def test_files_that_fit(tmp_path):
     dataset = make_coco(tmp_path)
     assert texts(dataset) == []
     (tmp_path / 'names.txt').write_text('cat\ndog\ncow\n')
     assert texts(dict(dataset, metainfo=dict(classes=str(tmp_path / 'names.txt')))) == []
     assert texts(dict(dataset, type='mmdet.CocoDataset', metainfo=dict(classes=['cat', 'dog', 'cow']))) == []
     assert texts(dict(dataset, type='LVISV1Dataset', metainfo=dict(classes=('bird',)))) == []
-
-
-def test_training_on_some_categories_is_no_mistake(tmp_path):
-    assert texts(make_coco(tmp_path, metainfo=dict(classes=('cat', 'cow')))) == []
+    assert texts(dict(dataset, metainfo=dict(classes=('cat', 'cow')))) == []  # trains on some categories
 
 
 def test_the_host_keeps_what_the_check_counts(tmp_path):
-    """MMDetection's labels are those of the file's order, and what does not fit is gone: the reason for the check."""
+    """MMDetection numbers labels in the file's order and drops mismatches: the reason for the check."""
     coco = pytest.importorskip('mmdet.datasets', reason='compares with MMDetection').CocoDataset
     dataset = make_coco(tmp_path, annotations=[(1, 10), (2, 10), (7, 10), (5, 11), (2, 99)])
     dataset = dict(dataset, metainfo=dict(classes=('cow', 'cat', 'bird')), pipeline=[])
@@ -73,25 +71,21 @@ def test_the_host_keeps_what_the_check_counts(tmp_path):
     labels = [(item['img_id'], [each['bbox_label'] for each in item['instances']]) for item in loaded]
     assert labels == [(10, [0]), (11, [1]), (12, [])]
     first, second, third = texts(dict(dataset, type='CocoDataset'))
-    assert first == (
-        "1 of the 3 classes of metainfo.classes are no category of the file: 'bird';\n"
-        "categories of the file that are no class: 'dog'"
-    )
-    assert second == '1 of the 5 annotations are of no category of the file: annotations[2].category_id = 7'
-    assert third == '1 of the 5 annotations are of no image of the file: annotations[4].image_id = 99'
+    assert re.match("1 of the 3 .*metainfo.classes.*'bird';\n.*'dog'$", first)
+    assert 'annotations[2].category_id = 7' in second
+    assert 'annotations[4].image_id = 99' in third
 
 
 def test_names_in_another_order(tmp_path):
     (text,) = texts(make_coco(tmp_path, metainfo=dict(classes=('cow', 'cat'))))
-    assert 'metainfo.classes has the classes cow, cat,\n' in text
-    assert 'in the order cat, cow:' in text
+    assert re.match('metainfo.classes .* cow, cat,\n.* cat, cow$', text)
 
 
 def test_classes_of_coco_are_the_default(tmp_path):
     pytest.importorskip('mmdet', reason='runs MMDetection configs')
     dataset = make_coco(tmp_path, metainfo={})
     (text,) = texts(dataset)
-    assert text.startswith('77 of the 80 classes of METAINFO of CocoDataset are no category of the file: ')
+    assert text.startswith('77 of the 80 classes of METAINFO of CocoDataset ')
     from mmdet.datasets import CocoDataset
 
     content = json.loads((tmp_path / 'a.json').read_text())
@@ -101,15 +95,14 @@ def test_classes_of_coco_are_the_default(tmp_path):
 
 
 def test_no_names_without_mmdet(tmp_path, monkeypatch):
-    """The classes are unknown, which is another error's business; the rest is still compared."""
-    monkeypatch.setattr(coco, 'dataset_type', lambda *_: None)
+    """The classes are unknown, which another error reports; the rest is still compared."""
+    monkeypatch.setattr('mmkron.data_checks.common.dataset_type', lambda *_: None)
     (text,) = texts(make_coco(tmp_path, metainfo={}, annotations=[(8, 10), (9, 11), (8, 11)]))
-    assert text.startswith('3 of the 3 annotations are of no category of the file: ')
-    assert 'annotations[1].category_id = 9' in text
+    assert re.match(r'3 of the 3 annotations .*annotations\[1\].category_id = 9', text)
 
 
 def test_one_name_without_its_comma(tmp_path):
-    """It is no file of names, either; one that is remote is not looked at."""
+    """A string is refused unless it is a file of names; a remote file is skipped."""
     cfg = ConfigDict(train_dataloader=dict(dataset=make_coco(tmp_path, metainfo=dict(classes='cat'))))
     with raises(LaunchError, 'train_dataloader.dataset.metainfo.classes', 'cat'):
         launch.check_data(cfg, 'c.py', ['train'])
@@ -119,21 +112,20 @@ def test_one_name_without_its_comma(tmp_path):
 @pytest.mark.parametrize(
     ('content', 'problem'),
     [
-        ('[', 'it is not JSON: '),
-        ('\xff', 'it is not JSON: '),
-        ('[' * 100_000, 'it is not JSON: '),
-        ('[1]', "it lacks 'images' and 'categories'"),
-        ('{"images": [], "annotations": []}', "it lacks 'categories'"),
+        *((text, 'JSON') for text in ('[', '\xff', '[' * 100_000)),
+        ('[1]', "'images' and 'categories'"),
+        ('{"images": [], "annotations": []}', "'categories'"),
         ('{"images": 3, "categories": []}', 'images must be a list, got 3'),
         ('{"images": [], "categories": [], "annotations": null}', 'annotations must be a list, got null'),
-        ('{"images": [], "categories": [null]}', '1 of the 1 categories are not objects: categories[0] = null'),
+        ('{"images": [], "categories": [null]}', 'categories[0] = null'),
     ],
 )
 def test_files_of_another_format(tmp_path, content, problem):
     dataset = make_coco(tmp_path)
     (tmp_path / 'a.json').write_bytes(content.encode('latin-1'))
     (text,) = texts(dataset)
-    assert text.startswith(f'MMDetection cannot read it: {problem}')
+    assert text.startswith('MMDetection cannot read it: ')
+    assert problem in text
 
 
 def test_only_tests_go_without_annotations(tmp_path):
@@ -141,7 +133,8 @@ def test_only_tests_go_without_annotations(tmp_path):
     content = json.loads((tmp_path / 'a.json').read_text())
     del content['annotations']
     write(tmp_path, content)
-    assert texts(dataset) == ["the file has no 'annotations', which only a dataset with test_mode=True can do without"]
+    (text,) = texts(dataset)
+    assert "no 'annotations'" in text
     assert texts(dict(dataset, test_mode=True)) == []
 
 
@@ -156,10 +149,9 @@ def test_images_that_are_not_on_disk(tmp_path):
     assert (missing.path, missing.key) == (f'{tmp_path}/images/b.jpg', 'train_dataloader.dataset.ann_file')
     with pytest.raises(LaunchError) as error:
         launch.check_data(cfg, 'c.py', ['train'])
-    assert (
-        f"{tmp_path}/images/b.jpg  <- train_dataloader.dataset.ann_file = 'a.json' "
-        '(4 of the 5 files that it lists are missing: b.jpg, c.jpg, d.jpg, ...)\n'
-    ) in str(error.value)
+    text = f"{tmp_path}/images/b.jpg  <- train_dataloader.dataset.ann_file = 'a.json' (4 of the 5 files "
+    assert text in str(error.value)
+    assert ': b.jpg, c.jpg, d.jpg, ...)\n' in str(error.value)
     content = json.loads((tmp_path / 'a.json').read_text())
     content['images'] = [dict(each, file_name=name) for each, name in zip(content['images'], ('x/a.jpg', 'a.jpg'))]
     write(tmp_path, content)
@@ -169,7 +161,7 @@ def test_images_that_are_not_on_disk(tmp_path):
     assert files.find_missing(cfg, ['train']) == []
 
 
-def test_remote_data_is_not_looked_at(tmp_path):
+def test_remote_data_is_skipped(tmp_path):
     dataset = make_coco(tmp_path, metainfo=dict(classes=('bird',)))
     (tmp_path / 'images/a.jpg').unlink()
     assert texts(dict(dataset, data_root='s3://bucket')) == []
@@ -178,7 +170,7 @@ def test_remote_data_is_not_looked_at(tmp_path):
 
 
 def test_annotations_of_the_metric(tmp_path):
-    """A root that moves takes the dataset along, but not the file that the metric reads."""
+    """The file of a metric does not depend on the dataset's root."""
     dataset = make_coco(tmp_path)
     metric = dict(type='CocoMetric', ann_file='data/gone.json')
     for evaluator, key in ((metric, 'val_evaluator'), ([dict(type='A', ann_file='x'), metric], 'val_evaluator.1')):
@@ -210,26 +202,15 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
         launch.check_data(cfg, 'c.py', ['train', 'val'])
 
 
-CONFIG = """
-default_scope = 'mmdet'
-model = dict(type='FasterRCNN')
-optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
-dataset = dict(type='CocoDataset', data_root={root!r}, ann_file='a.json', data_prefix=dict(img='images/'),
-               metainfo=dict(classes=('cat', 'Dog', 'cow')))
-train_dataloader = dict(batch_size=1, num_workers=0, dataset=dataset)
-val_dataloader = dict(batch_size=1, num_workers=0, dataset=dict(dataset, test_mode=True))
-train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=1)
-optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
-"""
-
-
-def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monkeypatch):
-    make_coco(tmp_path / 'data')
-    config = tmp_path / 'c.py'
-    config.write_text(CONFIG.format(root=str(tmp_path / 'data')))
-    monkeypatch.setattr(launch, 'build_runner', None)
-    with raises(LaunchError, f'{tmp_path}/data/a.json', 'Dog') as info:
-        launch.train(train_args(config, '--work-dir', tmp_path / 'work'))
+def test_all_datasets_of_a_file_are_in_one_message(tmp_path):
+    dataset = make_coco(tmp_path, metainfo=dict(classes=('cat', 'Dog', 'cow')))
+    cfg = ConfigDict(
+        default_scope='mmdet',
+        train_dataloader=dict(dataset=dataset),
+        val_dataloader=dict(dataset=dict(dataset, test_mode=True)),
+    )
+    with raises(LaunchError, f'{tmp_path}/a.json', 'Dog') as info:
+        launch.check_data(cfg, 'c.py', ['train', 'val'])
     text = str(info.value)
     for split in ('train', 'val'):
         assert f"{split}_dataloader.dataset.ann_file = 'a.json'" in text

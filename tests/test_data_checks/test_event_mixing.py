@@ -15,44 +15,25 @@ CUTMIX, MIXUP = dict(type='CutMix', alpha=1.0), dict(type='Mixup', alpha=0.5)
 def config(model=None, step='mmkron.PackEventInputs', hooks=(), **preprocessor):
     nested = dict(type='RandomApply', transforms=[dict(type=step)], prob=1.0)
     dataset = dict(type='RepeatDataset', times=2, dataset=dict(type='mmkron.EventFolder', pipeline=[nested]))
+    loader = dict(dataset=dataset)
     return Config(
-        dict(
-            model=dict(model or {}),
-            data_preprocessor=preprocessor,
-            train_dataloader=dict(dataset=dataset),
-            custom_hooks=list(hooks),
-        )
+        dict(model=model or {}, data_preprocessor=preprocessor, train_dataloader=loader, custom_hooks=list(hooks))
     )
+
+
+AUGMENTS = dict(augments=CUTMIX)
+SWITCH = dict(type='SwitchRecipeHook', schedule=[dict(action_epoch=1), dict(action_epoch=2, batch_augments=AUGMENTS)])
+NESTED = dict(data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor', batch_augments=AUGMENTS))
 
 
 @pytest.mark.parametrize(
     ('cfg', 'key', 'name'),
     [
-        (config(dict(train_cfg=dict(augments=CUTMIX))), 'model.train_cfg', 'CutMix'),
+        (config(dict(train_cfg=AUGMENTS)), 'model.train_cfg', 'CutMix'),
         (config(dict(train_cfg=dict(augments=[MIXUP, dict(type='ResizeMix', alpha=1.0)]))), 'train_cfg', 'ResizeMix'),
         (config(batch_augments=dict(augments=[CUTMIX])), 'batch_augments', 'CutMix'),
-        (
-            config(
-                dict(
-                    data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor', batch_augments=dict(augments=CUTMIX))
-                )
-            ),
-            'batch_augments',
-            'CutMix',
-        ),
-        (
-            config(
-                hooks=[
-                    dict(type='EMAHook'),
-                    dict(
-                        type='SwitchRecipeHook',
-                        schedule=[dict(action_epoch=1), dict(action_epoch=2, batch_augments=dict(augments=CUTMIX))],
-                    ),
-                ]
-            ),
-            'custom_hooks.1.schedule.1',
-            'CutMix',
-        ),
+        (config(NESTED), 'batch_augments', 'CutMix'),
+        (config(hooks=[dict(type='EMAHook'), SWITCH]), 'custom_hooks.1.schedule.1', 'CutMix'),
     ],
 )
 def test_faults(cfg, key, name):

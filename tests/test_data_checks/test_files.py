@@ -1,4 +1,6 @@
-"""Which data is found missing, and what the message says."""
+"""Missing data is found, and one message names it."""
+
+import re
 
 import pytest
 from mmengine.config import ConfigDict
@@ -23,10 +25,11 @@ def test_data_message(tmp_path, monkeypatch):
     text = str(error.value)
     for part in (
         f"  {tmp_path}/data/imagenet  <- train_dataloader.dataset.data_root = 'data/imagenet'",
-        'ImageNet reads this layout: https://mmpretrain.readthedocs.io/',
-        f'set in configs/some.py (or in a file of its _base_), relative ones from {tmp_path}',
+        'https://mmpretrain.readthedocs.io/',
+        'configs/some.py',
+        f'from {tmp_path}.',
         '--cfg-options train_dataloader.dataset.data_root=PATH val_dataloader.dataset.data_root=PATH',
-        'tools/train.py configs/kanet/kanet-kv_digits.py    (or: make demo)',
+        'tools/train.py configs/kanet/kanet-kv_digits.py',
     ):
         assert part in text
 
@@ -43,22 +46,11 @@ def test_data_only_of_the_used_splits(tmp_path):
 
 def test_data_parts_below_the_root(tmp_path):
     (tmp_path / 'train2017').mkdir()
-    missing = files.find_missing(
-        data_config(
-            type='CocoDataset',
-            data_root=f'{tmp_path}/',
-            ann_file='annotations/a.json',
-            data_prefix=dict(img='train2017/', seg=''),
-        ),
-        ['train'],
-    )
-    assert [(item.path, item.key) for item in missing] == [
-        (f'{tmp_path}/annotations/a.json', 'train_dataloader.dataset.ann_file')
-    ]
-    assert (
-        files.find_missing(data_config(type='CocoDataset', data_root='/gone', ann_file='a.json'), ['train'])[0].path
-        == '/gone'
-    )
+    dataset = dict(type='CocoDataset', ann_file='annotations/a.json', data_prefix=dict(img='train2017/', seg=''))
+    (missing,) = files.find_missing(data_config(**dataset, data_root=f'{tmp_path}/'), ['train'])
+    assert (missing.path, missing.key) == (f'{tmp_path}/annotations/a.json', 'train_dataloader.dataset.ann_file')
+    (missing,) = files.find_missing(data_config(**dataset, data_root='/gone'), ['train'])
+    assert missing.path == '/gone'
 
 
 def test_data_nested(tmp_path):
@@ -75,9 +67,7 @@ def test_data_nested(tmp_path):
 def test_layout_of_the_host_that_reads_it(host, kind):
     pytest.importorskip(host)
     (missing,) = files.find_missing(data_config(host, type=kind, data_root='/gone'), ['train'])
-    assert missing.layout.startswith(
-        f'https://{dict(mmseg="mmsegmentation", mmdet="mmdetection")[host]}.readthedocs.io'
-    )
+    assert dict(mmseg='mmsegmentation', mmdet='mmdetection')[host] in missing.layout
     assert f'{kind} reads this layout: {missing.layout}' in files.describe_missing([missing], 'c.py')
 
 
@@ -97,7 +87,7 @@ def test_data_of_an_unknown_type():
     assert '--cfg-options train_dataloader.dataset.ann_file=PATH' in text
 
 
-def test_data_remote_or_none_is_not_looked_at():
+def test_remote_data_or_none_is_skipped():
     for dataset in (
         dict(type='A', data_root='s3://bucket/x', ann_file='a.json'),
         dict(type='mmkron.Digits'),
@@ -149,29 +139,28 @@ def test_voc_folder_that_is_incomplete(tmp_path):
     assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/c.jpg', f'{tmp_path}/SegmentationClass/b.png']
     text = files.describe_missing(missing, 'c.py')
     key = "train_dataloader.dataset.ann_file = 'ImageSets/Segmentation/train.txt'"
-    assert f'JPEGImages/c.jpg         <- {key} (1 of the 3 files that it lists are missing: c.jpg)\n' in text
-    assert f'SegmentationClass/b.png  <- {key} (2 of the 3 files that it lists are missing: b.png, c.png)\n' in text
+    assert re.search(rf'JPEGImages/c.jpg +<- {key} \(1 of the 3 files .*: c.jpg\)\n', text)
+    assert re.search(rf'SegmentationClass/b.png +<- {key} \(2 of the 3 files .*: b.png, c.png\)\n', text)
     (tmp_path / 'ImageSets/Segmentation/train.txt').unlink()
     (missing,) = files.find_missing(data_config(**dataset), ['train'])
     assert missing.path == f'{tmp_path}/ImageSets/Segmentation/train.txt'
 
 
-def test_labels_are_looked_for_only_where_they_are_loaded(tmp_path):
+def test_labels_are_needed_only_where_they_are_loaded(tmp_path):
     dataset = make_voc(tmp_path)
     (tmp_path / 'SegmentationClass/b.png').unlink()
     step = dataset['pipeline'].pop()
     assert files.find_missing(data_config(**dataset), ['train']) == []
     dataset['pipeline'].append(dict(type='TestTimeAug', transforms=[[dict(type='Resize')], [step]]))
-    assert [item.path for item in files.find_missing(data_config(**dataset), ['train'])] == [
-        f'{tmp_path}/SegmentationClass/b.png'
-    ]
+    (missing,) = files.find_missing(data_config(**dataset), ['train'])
+    assert missing.path == f'{tmp_path}/SegmentationClass/b.png'
 
 
 def test_listed_files_elsewhere_or_of_another_kind(tmp_path):
-    """Suffixes are arguments of the dataset, and what is remote is not looked at."""
+    """Suffixes are arguments of the dataset, and remote files are skipped."""
     dataset = make_voc(tmp_path)
-    missing = files.find_missing(data_config(**dataset, img_suffix='.tif'), ['train'])
-    assert [item.path for item in missing] == [f'{tmp_path}/JPEGImages/a.tif']
+    (missing,) = files.find_missing(data_config(**dataset, img_suffix='.tif'), ['train'])
+    assert missing.path == f'{tmp_path}/JPEGImages/a.tif'
     remote = dict(dataset, data_root='s3://bucket', ann_file=f'{tmp_path}/ImageSets/Segmentation/train.txt')
     assert files.find_missing(data_config(**remote), ['train']) == []
     dataset['data_prefix']['img_path'] = 's3://bucket/images'
@@ -195,7 +184,7 @@ def test_listed_files_elsewhere_or_of_another_kind(tmp_path):
     ],
 )
 def test_fields_of_another_type(field, value):
-    """Before anything is looked for, so that no raw TypeError comes of it."""
+    """Refused before anything is searched, so that it does not end in a bare TypeError."""
     cfg = data_config(**{'type': 'BaseSegDataset', 'data_root': '/gone', field: value})
     value = value['classes'] if isinstance(value, dict) and 'classes' in value else cfg.train_dataloader.dataset[field]
     with raises(LaunchError, f'train_dataloader.dataset.{field}', value):

@@ -1,5 +1,7 @@
 """Label maps of segmentation data: their values, sizes and channels."""
 
+import re
+
 import numpy as np
 import pytest
 from mmengine.config import ConfigDict
@@ -29,16 +31,10 @@ def make_data(root, maps, image_suffix='.jpg', size=(6, 4)):
 
 
 def config(root, head=None, split='train', **dataset):
-    dataset = dict(
-        dict(
-            type='BaseSegDataset',
-            data_root=str(root),
-            data_prefix=dict(img_path='images', seg_map_path='labels'),
-            metainfo=dict(classes=CLASSES),
-            pipeline=[dict(type='LoadImageFromFile'), dict(type='mmseg.LoadAnnotations')],
-        ),
-        **dataset,
-    )
+    prefix = dict(img_path='images', seg_map_path='labels')
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='mmseg.LoadAnnotations')]
+    default = dict(type='BaseSegDataset', data_root=str(root), data_prefix=prefix, pipeline=pipeline)
+    dataset = {**default, 'metainfo': dict(classes=CLASSES), **dataset}
     model = dict(type='EncoderDecoder', decode_head=head or dict(num_classes=3))
     return ConfigDict({'default_scope': 'mmseg', 'model': model, f'{split}_dataloader': dict(dataset=dataset)})
 
@@ -49,16 +45,18 @@ def found(cfg, split='train'):
 
 
 def loaded(cfg, index=0):
-    """The labels that the host makes."""
+    """Return the labels that the host loads."""
     from mmseg.datasets import BaseSegDataset
 
     dataset = {key: value for key, value in cfg.train_dataloader.dataset.items() if key != 'type'}
     return set(np.unique(BaseSegDataset(**dataset)[index]['gt_seg_map']).tolist())
 
 
-def test_what_fits(tmp_path):
+def test_maps_that_fit(tmp_path, monkeypatch):
     cfg = config(make_data(tmp_path, [[0, 1], [2, 255]]))
     assert found(cfg) == ([], [])
+    monkeypatch.chdir(tmp_path.parent)
+    assert found(config(tmp_path.name)) == ([], [])
     cfg.model.auxiliary_head = [dict(num_classes=3)]
     cfg.train_dataloader.dataset.pipeline = [dict(type='Wrapped', transforms=[[dict(type='LoadAnnotations')]])]
     assert found(cfg) == ([], [])
@@ -68,12 +66,6 @@ def test_what_fits(tmp_path):
         assert found(cfg) == ([], [])
     assert found(config('s3://bucket')) == ([], [])
     assert found(config(tmp_path, type='Unknown')) == ([], [])
-
-
-def test_relative_paths(tmp_path, monkeypatch):
-    make_data(tmp_path / 'data', [[0, 1, 2]])
-    monkeypatch.chdir(tmp_path)
-    assert found(config('data')) == ([], [])
 
 
 def test_masks_of_0_and_255(tmp_path):
@@ -86,7 +78,7 @@ def test_masks_of_0_and_255(tmp_path):
     make_data(tmp_path, [[0, 255], [255], [0, 1]])
     (errors, (warning,)) = found(cfg)
     assert errors == []
-    assert warning == '1 of the 3 classes do not occur: 2 (weed);\n3 of the 3 label maps were looked at'
+    assert re.match(r'1 of the 3 classes .*: 2 \(weed\);\n3 of the 3 ', warning)
 
 
 def test_a_mask_beyond_the_sample_settles_it(tmp_path, monkeypatch):
@@ -95,7 +87,7 @@ def test_a_mask_beyond_the_sample_settles_it(tmp_path, monkeypatch):
     cfg = config(make_data(tmp_path, [[0, 255]] * 3 + [[0, 1, 255]] + [[0, 255]] * 5))
     errors, (warning,) = found(cfg)
     assert errors == []
-    assert warning.startswith('2 of the 3 classes do not occur: 1 (crop), 2 (weed);\n3 of the 9')
+    assert re.match(r'2 of the 3 classes .*: 1 \(crop\), 2 \(weed\);\n3 of the 9', warning)
     make_data(tmp_path, [[0, 255]] * 4)
     assert '0 and 255' in found(cfg)[0][0]
 
@@ -124,7 +116,7 @@ def test_sample_is_spread_and_bounded(tmp_path, monkeypatch):
         ([0, 1, 2, 255], dict(ignore_index=None), '255 in 1 ('),
     ],
 )
-def test_values_that_are_no_class(tmp_path, values, head, wrong):
+def test_values_that_are_not_classes(tmp_path, values, head, wrong):
     errors, _ = found(config(make_data(tmp_path, [values]), dict(head, num_classes=3)))
     assert len(errors) == bool(wrong)
     assert all(f': {wrong}{tmp_path}/labels/000.png);' in error for error in errors)
@@ -144,7 +136,8 @@ def test_reduce_zero_label_and_label_map(tmp_path):
     make_data(tmp_path, [[0, 1, 2, 4]])
     assert ': 4 in 1 (' in found(cfg)[0][0]
     cfg.train_dataloader.dataset.pipeline[1].reduce_zero_label = False
-    assert found(cfg)[0] == ['reduce_zero_label is True in the dataset, but False in its LoadAnnotations']
+    (error,), _ = found(cfg)
+    assert re.match('reduce_zero_label is True .* False in its LoadAnnotations', error)
     with pytest.raises(AssertionError):
         loaded(cfg)
     # Classes of METAINFO that the config leaves out become 255; ADE20K ignores 0 unless it is told otherwise.
@@ -152,7 +145,7 @@ def test_reduce_zero_label_and_label_map(tmp_path):
     make_data(tmp_path, [[0, 1, 3, 7]])
     assert found(chosen) == ([], [])
     make_data(tmp_path, [[0, 1, 7, 150]])
-    assert found(chosen)[1][0].startswith('1 of the 2 classes do not occur: 0 (sky);')
+    assert re.match(r'1 of the 2 classes .*: 0 \(sky\);', found(chosen)[1][0])
 
 
 def test_suffixes_of_a_dataset_type(tmp_path):
@@ -184,9 +177,7 @@ def test_classes_of_the_head_where_the_data_names_none(tmp_path):
 def test_colors_for_labels(tmp_path):
     colors = np.zeros((4, 6, 3), np.uint8)
     (error,), _ = found(config(make_data(tmp_path, [[0, 1, 2], colors])))
-    assert error == (
-        f'1 label maps with 3 channels instead of one: {tmp_path}/labels/001.png;\n2 of the 2 label maps were looked at'
-    )
+    assert re.match(f'1 label maps with 3 channels .*: {tmp_path}/labels/001.png;\n2 of the 2 ', error)
     palette = Image.fromarray(np.array([[0, 1, 2, 2, 1, 0]] * 4, np.uint8)).convert('P')
     palette.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
     palette.save(tmp_path / 'labels/001.png')
@@ -196,7 +187,13 @@ def test_colors_for_labels(tmp_path):
     assert found(config(tmp_path)) == ([], [])
 
 
-def test_sizes(tmp_path):
+def test_a_class_is_missed_only_where_it_is_trained(tmp_path):
+    make_data(tmp_path, [[0, 1]])
+    assert found(config(tmp_path))[1]
+    assert found(config(tmp_path, split='val'), 'val') == ([], [])
+
+
+def test_sizes_and_damaged_files(tmp_path):
     cfg = config(make_data(tmp_path, [[0, 1, 2], np.zeros((5, 6), np.uint8)]))
     (error,), _ = found(cfg)
     assert error.startswith(f'1 label maps of another size than their image: {tmp_path}/labels/001.png;')
@@ -208,45 +205,28 @@ def test_sizes(tmp_path):
 
     assert mmcv.imread(str(tmp_path / 'images/001.jpg')).shape[:2] == (6, 4)
     assert found(cfg) == ([], [])
-
-
-def test_files_that_lack_their_partner(tmp_path):
-    cfg = config(make_data(tmp_path, [[0, 1, 2]] * 3))
-    (tmp_path / 'labels/001.png').unlink()
-    (tmp_path / 'images/002.jpg').rename(tmp_path / 'images/002.jpeg')
-    errors, warnings = found(cfg)
-    assert errors == [f'1 of the 2 images have no label map: {tmp_path}/labels/001.png']
-    assert warnings == ["1 files have no image that ends in img_suffix='.jpg': 002.png"]
-    for name in ('000_color.tif', '001_instances.json'):  # as Cityscapes has beside its label maps
-        (tmp_path / 'labels' / name).touch()
-    assert found(cfg)[1] == warnings
-    cfg.train_dataloader.dataset.img_suffix = '.png'
-    assert found(cfg)[0] == [
-        f"no image in {tmp_path}/images ends in img_suffix='.png'; files there end in: .jpeg, .jpg"
-    ]
-    (tmp_path / 'list.txt').write_text('000\n')
-    assert found(config(tmp_path, ann_file='list.txt')) == ([], [])
-
-
-def test_a_damaged_label_map(tmp_path):
-    cfg = config(make_data(tmp_path, [[0, 1, 2]] * 2))
     (tmp_path / 'labels/001.png').write_bytes(b'no image')
     (error,), _ = found(cfg)
     assert error.startswith('1 label maps that cannot be read (')
 
 
-def test_a_class_is_missed_only_where_it_is_trained(tmp_path):
-    make_data(tmp_path, [[0, 1]])
-    assert found(config(tmp_path))[1]
-    assert found(config(tmp_path, split='val'), 'val') == ([], [])
+def test_files_without_their_partner(tmp_path):
+    cfg = config(make_data(tmp_path, [[0, 1, 2]] * 3))
+    (tmp_path / 'labels/001.png').unlink()
+    (tmp_path / 'images/002.jpg').rename(tmp_path / 'images/002.jpeg')
+    errors, warnings = found(cfg)
+    assert [re.sub(' .*: ', ' ', error) for error in errors] == [f'1 {tmp_path}/labels/001.png']
+    assert [re.sub(' .*(img_suffix)', r' \1', warning) for warning in warnings] == ["1 img_suffix='.jpg': 002.png"]
+    for name in ('000_color.tif', '001_instances.json'):  # as Cityscapes has next to its label maps
+        (tmp_path / 'labels' / name).touch()
+    assert found(cfg)[1] == warnings
+    cfg.train_dataloader.dataset.img_suffix = '.png'
+    (error,), _ = found(cfg)
+    assert re.match(f"no image in {tmp_path}/images .*img_suffix='.png'; .*: .jpeg, .jpg$", error)
+    (tmp_path / 'list.txt').write_text('000\n')
+    assert found(config(tmp_path, ann_file='list.txt')) == ([], [])
 
 
-def test_training_is_refused_before_anything_is_built(tmp_path, train_args, monkeypatch):
-    make_data(tmp_path, [[0, 255]])
-    cfg = config(tmp_path)
-    cfg.optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))
-    text = ''.join(f'{key} = {value!r}\n' for key, value in cfg.to_dict().items())
-    (tmp_path / 'c.py').write_text(f"{text}train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=1)\n")
-    monkeypatch.setattr(launch, 'build_runner', None)
+def test_the_launcher_names_the_folder(tmp_path):
     with raises(LaunchError, f'{tmp_path}/labels', 255):
-        launch.train(train_args(tmp_path / 'c.py', '--work-dir', tmp_path / 'work'))
+        launch.check_data(config(make_data(tmp_path, [[0, 255]])), 'c.py', ['train'])

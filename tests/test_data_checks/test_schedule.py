@@ -1,4 +1,4 @@
-"""Which lengths of a training are refused before anything is built."""
+"""Bad lengths of a training are refused before anything is built."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_bad_numbers(name, value):
     assert text.endswith(f'got {value!r}')
 
 
-def test_what_mmengine_takes():
+def test_numbers_that_mmengine_accepts():
     assert not problems(by_epoch=True, max_epochs=1, val_begin=0, val_interval=9999)
     assert not problems(type='IterBasedTrainLoop', max_iters=8e4)
     assert problems(val_begin=-1)
