@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that scikit-learn ships: real images for a demo and tests without a download."""
+"""Handwritten digits of scikit-learn: 1,797 real images for demos and tests without a download."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Digits(BaseDataset):
 
     Args:
         split: ``train`` or ``val``.
-        **kwargs: arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline``.
 
     Raises:
-        ValueError: an unknown ``split``.
+        ValueError: If ``split`` is unknown.
     """
 
     METAINFO = dict(classes=tuple('0123456789'))
@@ -48,5 +48,5 @@ class Digits(BaseDataset):
         return [dict(img=images[i], gt_label=int(digits.target[i]), sample_idx=int(i)) for i in chosen]
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """The class of a sample, as ``ClassBalancedDataset`` asks for it."""
+        """Return the class of a sample, as ``ClassBalancedDataset`` requires."""
         return [int(self.get_data_info(idx)['gt_label'])]

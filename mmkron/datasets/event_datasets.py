@@ -1,4 +1,4 @@
-"""CIFAR10-DVS and DVS128 Gesture from their files of events: frames of counts, integrated once and cached."""
+"""CIFAR10-DVS and DVS128 Gesture: frames of event counts, integrated once and cached."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ SAMPLES_A_CLASS = 1000  # of CIFAR10-DVS
 
 
 class EventDataset(BaseDataset):
-    """Frames of events, (T, 2, H, W) float32 counts with polarity 0 first, and their class.
+    """Base class of event datasets: frames (T, 2, H, W) of float32 counts, polarity 0 first, and their class.
 
-    A sample goes into the pipeline as ``img`` and ``gt_label``, with ``img_path``, the file of events, and
-    ``sample_idx``. A subclass gives ``load_data_list``, ``read`` and, where a file holds several samples, ``start`` and
-    ``end`` of each in microseconds.
+    The pipeline gets a sample as ``img`` and ``gt_label``, with ``img_path``, the file of events, and ``sample_idx``. A
+    subclass implements ``load_data_list`` and ``read``. If a file holds several samples, each has a ``start`` and an
+    ``end`` in microseconds. Loading a sample raises ValueError, with file and byte, if its file is damaged, and OSError
+    if the cache cannot be written.
 
     Args:
-        data_root: folder of the files, as the subclass says.
+        data_root: Folder of the files.
         frames: T, or None with ``duration``.
-        by: how events are put into frames, ``number`` or ``time``.
-        duration: of a frame in microseconds, instead of ``frames``; T then differs between samples, see
-            :class:`mmkron.datasets.PadFrames`. For all three see :func:`mmkron.datasets.events.to_frames`.
-        cache: folder for the frames of each sample; ``frames`` below ``data_root`` by default; False for none. A file
-            there that is damaged, older than its events, or made of another recording, is made anew.
-        size: side of the sensor or (H, W).
-        **kwargs: arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline`` and ``test_mode``.
+        by: How events are assigned to frames, ``number`` or ``time``. See :func:`mmkron.datasets.events.to_frames`.
+        duration: Duration of a frame in microseconds, instead of ``frames``. T then differs between samples, see
+            :class:`mmkron.datasets.PadFrames`.
+        cache: Folder for the frames of each sample. Defaults to ``frames`` below ``data_root``; False disables the
+            cache. A cached file that is damaged, older than its events or from another recording is rebuilt.
+        size: Side of the sensor or (H, W).
+        **kwargs: Arguments of :class:`mmengine.dataset.BaseDataset`, such as ``pipeline`` and ``test_mode``.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
-        FileNotFoundError: files that are missing; the message says what is expected where.
-
-    A sample whose file is damaged raises ValueError, with file and byte; a cache that cannot be written OSError.
+        TypeError: If a path is not a string, or a number is not an int.
+        ValueError: If ``by`` is unknown, a number is out of range, or not exactly one of ``frames`` and ``duration`` is
+            given.
+        FileNotFoundError: If files are missing. The message names the expected files.
     """
 
     CACHE = 'frames'  # folder below data_root
@@ -76,11 +77,11 @@ class EventDataset(BaseDataset):
         super().__init__(data_root=data_root, **kwargs)
 
     def read(self, path: str) -> Events:
-        """The events of a file."""
+        """Read the events of a file."""
         raise NotImplementedError
 
     def siblings(self, info: dict) -> list[dict]:
-        """All samples of the file that holds a sample."""
+        """Return all samples of the file that holds a sample."""
         return [info]
 
     def prepare_data(self, idx: int) -> Any:
@@ -89,11 +90,11 @@ class EventDataset(BaseDataset):
         return self.pipeline(info)
 
     def get_cat_ids(self, idx: int) -> list[int]:
-        """The class of a sample, as ``ClassBalancedDataset`` asks for it."""
+        """Return the class of a sample, as ``ClassBalancedDataset`` requires."""
         return [int(self.get_data_info(idx)['gt_label'])]
 
     def load_frames(self, info: dict) -> np.ndarray:
-        """The frames of a sample, (T, 2, H, W) float32, from the cache or else from the events."""
+        """Load the frames of a sample, (T, 2, H, W) float32, from the cache or else from the events."""
         frames = self._load_cached(info)
         if frames is None:
             events = self.read(info['img_path'])
@@ -130,11 +131,11 @@ class EventDataset(BaseDataset):
             if osp.getmtime(path) < osp.getmtime(info['img_path']):
                 return None
             with np.load(path, allow_pickle=False) as archive:
-                # A cache may be shared by folders, a file replaced by an older one.
+                # Folders may share a cache, and a file may be replaced by an older one.
                 if archive['source'].tolist() != _fingerprint(info['img_path']):
                     return None
                 frames = archive['frames']
-        except Exception:  # whatever is wrong with it, it is made anew
+        except Exception:  # a cached file with any defect is rebuilt
             return None
         count = frames.shape[0] if self.frames is None and frames.ndim else self.frames
         if frames.shape != (count, 2, *self.size) or frames.dtype.kind != 'u' or not count:
@@ -142,7 +143,7 @@ class EventDataset(BaseDataset):
         return frames.astype(np.float32)
 
     def _save(self, info: dict, frames: np.ndarray | None) -> None:
-        """Write counts, if there are any, so that no other process ever sees a part of the file."""
+        """Write the counts, if any, atomically: another process never sees a partial file."""
         if frames is None:
             return
         path = self._cache_path(info)
@@ -176,13 +177,13 @@ def read_list(path: str) -> list[str]:
     """Return the recordings that a list names, one per line, as normalized paths below its data set's folder.
 
     Raises:
-        ValueError: The list names none, one that is outside of the folder, or one twice.
+        ValueError: If the list is empty, or names a recording outside of the folder or twice.
     """
     # File names are bytes; those that are not UTF-8 are kept as they are.
     with open(path, encoding='utf-8-sig', errors='surrogateescape') as file:
         lines = [line.strip() for line in file if line.strip()]
     if not lines:
-        raise ValueError(f'{path!r} must name a recording a line, but it is empty')
+        raise ValueError(f'{path!r} must name one recording per line, but it is empty')
     names: set[str] = set()
     for line in lines:
         name = osp.normpath(line)
@@ -197,20 +198,20 @@ def read_list(path: str) -> list[str]:
 class CIFAR10DVS(EventDataset):
     """CIFAR10-DVS: images of CIFAR-10 that move in front of a sensor, 1,000 recordings of each class.
 
-    The data set has no official split. ``lexicographic``, the one that QKFormer's accuracies are for, takes the first
-    90 % of a class for training, in the order of the file names as text, and the others for the test; ``tebn`` takes
-    those that are numbered 0 to 99 for the test, where accuracies are said to be higher than on a random split. Format:
+    The dataset has no official split. ``lexicographic``, used for QKFormer's accuracies, sorts the files of a class by
+    name as text and takes the first 90 % for training and the others for testing. ``tebn`` takes the files numbered 0
+    to 99 for testing; accuracies are said to be higher there than on a random split. The format is described in
     :func:`mmkron.datasets.events.read_aedat2`.
 
     Args:
-        data_root: folder with one folder a class, such as ``airplane/cifar10_airplane_0.aedat``. Hidden files do not
-            count.
+        data_root: Folder with one folder per class, such as ``airplane/cifar10_airplane_0.aedat``. Hidden files are
+            ignored.
         split: ``train`` or ``test``.
         split_rule: ``lexicographic`` or ``tebn``.
-        **kwargs: see :class:`EventDataset`.
+        **kwargs: See :class:`EventDataset`.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: see :class:`EventDataset`.
+        TypeError, ValueError, FileNotFoundError: See :class:`EventDataset`.
     """
 
     METAINFO = dict(
@@ -239,11 +240,11 @@ class CIFAR10DVS(EventDataset):
             samples += [dict(img_path=osp.join(folder, file), gt_label=label) for file in self._choose(folder, files)]
         if missing:
             raise FileNotFoundError(
-                'CIFAR10DVS needs one folder a class with files such as airplane/cifar10_airplane_0.aedat below '
+                'CIFAR10DVS needs one folder per class with files such as airplane/cifar10_airplane_0.aedat below '
                 f'data_root; nothing is found for {", ".join(missing)}'
             )
         if short:
-            text = f'CIFAR10-DVS has {SAMPLES_A_CLASS} recordings a class, here are: {", ".join(short)}'
+            text = f'CIFAR10-DVS has {SAMPLES_A_CLASS} recordings per class, but found: {", ".join(short)}'
             print_log(text, logger='current', level=logging.WARNING)
         return samples
 
@@ -266,19 +267,20 @@ class CIFAR10DVS(EventDataset):
 class DVS128Gesture(EventDataset):
     """DVS128 Gesture: hand and arm gestures of 11 classes in front of a sensor, several in each recording.
 
-    The split is the official one, by recordings and so by persons. Where windows of a recording overlap, as some do, an
-    event belongs to both. Format: :func:`mmkron.datasets.events.read_aedat3`.
+    The split is the official one, by recordings and so by persons. If windows of a recording overlap, as some do, an
+    event in the overlap belongs to both. The format is described in :func:`mmkron.datasets.events.read_aedat3`.
 
     Args:
-        data_root: folder with ``trials_to_train.txt``, ``trials_to_test.txt``, and for each recording that they name, a
-            line each, such as ``user01_fluorescent.aedat``, that file and ``user01_fluorescent_labels.csv``. Behind a
-            header its lines give the class, 1 to 11, and the start and end of a gesture in microseconds.
+        data_root: Folder with ``trials_to_train.txt`` and ``trials_to_test.txt``, which name one recording per line,
+            such as ``user01_fluorescent.aedat``, and with these recordings and their labels, such as
+            ``user01_fluorescent_labels.csv``. After a header, each line of labels has the class, 1 to 11, and the start
+            and end of a gesture in microseconds.
         split: ``train`` or ``test``.
-        **kwargs: see :class:`EventDataset`.
+        **kwargs: See :class:`EventDataset`.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: see :class:`EventDataset`. Also ValueError for a list without a
-            recording, with one that is not below ``data_root`` or stands twice, and for labels that are no such lines.
+        TypeError, ValueError, FileNotFoundError: See :class:`EventDataset`. Also ValueError if a list of recordings is
+            empty, or names one outside of ``data_root`` or twice, or if labels cannot be parsed.
     """
 
     METAINFO = dict(
@@ -332,7 +334,7 @@ class DVS128Gesture(EventDataset):
 
 
 def _read_labels(path: str, classes: int) -> list[tuple[int, int, int]]:
-    """(class from 0, start, end) of each gesture in a recording."""
+    """Return (class from 0, start, end) of each gesture in a recording."""
     windows = []
     with open(path, encoding='utf-8-sig', errors='replace') as file:
         for number, line in enumerate(file, 1):
@@ -347,5 +349,5 @@ def _read_labels(path: str, classes: int) -> list[tuple[int, int, int]]:
                 )
             windows.append((label - 1, start, end))
     if not windows:
-        raise ValueError(f'{path!r} must have a line for each gesture behind its header, but it has none')
+        raise ValueError(f'{path!r} must have a line for each gesture after its header, but it has none')
     return windows

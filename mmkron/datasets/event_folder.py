@@ -46,10 +46,10 @@ class EventFolder(EventDataset):
     Raises:
         TypeError, ValueError: See :class:`EventDataset`. Also ValueError for a folder that is not a class, and for a
             list that names a file of another suffix or outside of the class folders, or names it twice.
-        FileNotFoundError: There is no recording, or one that the list names is missing.
+        FileNotFoundError: If there is no recording, or a recording in the list is missing.
     """
 
-    CACHE = '.frames'  # hidden: a folder beside those of the classes
+    CACHE = '.frames'  # hidden, as it is next to the folders of the classes
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class EventFolder(EventDataset):
         names = self._list_names(folder, classes) if self.ann_file else self._folder_names(folder, classes)
         if not names:
             raise FileNotFoundError(
-                f'EventFolder needs one folder per class with files {", ".join(SUFFIXES)} in {folder!r}; none is there'
+                f'EventFolder needs one folder per class with files {", ".join(SUFFIXES)} in {folder!r}, but found none'
             )
         labels = {name: label for label, name in enumerate(classes)}
         samples = [dict(img_path=osp.join(folder, name), gt_label=labels[_class_of(name)]) for name in names]
@@ -115,18 +115,18 @@ class EventFolder(EventDataset):
             stray += [osp.join(name, subfolder) for subfolder in subfolders]
             stray += [osp.join(name, file) for file in files if _suffix(file) not in SUFFIXES]
         if stray:
-            _warn(f'{len(stray)} files and folders in {folder!r} are no recordings of a class and are left out', stray)
+            _warn(f'{len(stray)} files and folders in {folder!r} are not recordings of a class and are ignored', stray)
         recordings = {osp.splitext(name)[0] for name in names if _suffix(name) not in FRAMES}
         twice = [name for name in names if _suffix(name) in FRAMES and osp.splitext(name)[0] in recordings]
         if twice:
             raise ValueError(
-                f'{folder!r} must hold a recording once, but {len(twice)} files of frames stand beside recordings of '
-                f'the same name: {_first(twice)}; ann_file can choose'
+                f'{folder!r} must hold a recording once, but {len(twice)} files of frames have the same name '
+                f'as recordings: {_first(twice)}; ann_file can choose'
             )
         return names
 
     def _list_names(self, folder: str, classes: Sequence[str]) -> list[str]:
-        """Return what the list names."""
+        """Return the recordings in the list, CLASS/FILE."""
         names = read_list(self.ann_file)
         for name in names:
             if osp.dirname(name) == '' or _class_of(name) not in classes or _suffix(name) not in SUFFIXES:
@@ -190,11 +190,11 @@ def folder_classes(folder: str) -> tuple[str, ...]:
     """Return the sorted names of the folders in a folder, without hidden ones.
 
     Raises:
-        FileNotFoundError: The folder is not there.
+        FileNotFoundError: If the folder does not exist.
     """
     if not osp.isdir(folder):
         raise FileNotFoundError(
-            f'EventFolder takes the classes from the folders in {folder!r}, which is not there; without it, '
+            f'EventFolder takes the classes from the folders in {folder!r}, which does not exist; without it, '
             'metainfo=dict(classes=(...)) must name them'
         )
     return tuple(_entries(folder)[0])
@@ -207,7 +207,7 @@ def _load_array(path: str) -> np.ndarray:
         ValueError: It cannot be read, or it holds several arrays of which none is called ``frames``.
     """
     try:
-        # Mapped, an array that is larger than its file is refused before memory is taken for it.
+        # With mmap, an array larger than its file raises before memory is allocated.
         loaded = np.load(path, mmap_mode='r', allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return loaded
@@ -218,7 +218,7 @@ def _load_array(path: str) -> np.ndarray:
             return archive['frames' if 'frames' in names else names[0]]
     except FileNotFoundError:
         raise
-    except Exception as error:  # what a damaged archive raises depends on where the damage is
+    except Exception as error:  # the type depends on where an archive is damaged
         raise ValueError(f'frame file {path!r} cannot be read: {error}') from error
 
 

@@ -1,4 +1,4 @@
-"""Transforms of frames of events: what a sample is changed by is the same for all its frames."""
+"""Transforms of event frames. All frames of a sample are transformed in the same way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATIONS = ('identity', 'shear_x', 'translate', 'rotate', 'cutout')
 
 
 def check_frames(frames: object) -> None:
-    """Raises TypeError or ValueError unless ``frames`` is a NumPy array (T, C, H, W) with no empty dimension."""
+    """Raise TypeError or ValueError unless ``frames`` is a NumPy array (T, C, H, W) with no empty dimension."""
     if not isinstance(frames, np.ndarray):
         raise TypeError(f'img must be frames as a NumPy array, got {type(frames).__name__}')
     if frames.ndim != 4 or 0 in frames.shape:
@@ -25,13 +25,14 @@ def check_frames(frames: object) -> None:
 
 @TRANSFORMS.register_module()
 class EventFlip(BaseTransform):
-    """Turns the frames of a sample left to right.
+    """Flip the frames of a sample horizontally.
 
     Args:
-        prob: probability, for all frames of a sample at once.
+        prob: Probability of flipping all frames of a sample.
 
     Raises:
-        TypeError, ValueError: ``prob`` outside of [0, 1], or an ``img`` that is no (T, C, H, W).
+        TypeError: If ``prob`` is not a number.
+        ValueError: If ``prob`` is outside of [0, 1].
     """
 
     def __init__(self, prob: float = 0.5) -> None:
@@ -48,21 +49,22 @@ class EventFlip(BaseTransform):
 
 @TRANSFORMS.register_module()
 class EventAugment(BaseTransform):
-    """One of five operations on the frames of a sample, each as likely: nothing, a shear of the rows, a translation, a
-    rotation, or a square of zeros.
+    """Apply one of five operations to the frames of a sample: identity, shear, translation, rotation or cutout.
 
-    All magnitudes are uniform up to the argument, with either sign; shear and rotation are about the middle, and
-    pixels are taken from the nearest, or 0 outside of the frame. Source: choice and ranges of QKFormer's released
-    recipe (``SNNAugmentWide``); the side of the square and a translation along both axes are this project's choice.
+    The five are equally likely. Magnitudes are uniform up to the argument, with either sign. Shear and rotation are
+    about the center; pixels are sampled from the nearest, and are 0 outside of the frame. The operations and ranges are
+    from QKFormer's released recipe (``SNNAugmentWide``); the side of the cutout and the translation along both axes are
+    this project's choice.
 
     Args:
-        shear: columns to a row.
-        translate: pixels, drawn for both axes; whole pixels.
-        rotate: degrees.
-        cutout: longest side of the square, in pixels, of which the part inside the frame counts; the shortest is 1.
+        shear: Maximum shear, in columns per row.
+        translate: Maximum translation along each axis, in whole pixels.
+        rotate: Maximum rotation in degrees.
+        cutout: Maximum side of the square of zeros in pixels, at least 1. The square is clipped to the frame.
 
     Raises:
-        TypeError, ValueError: a negative or no number, or an ``img`` that is no (T, C, H, W).
+        TypeError: If an argument is not a number, or ``translate`` or ``cutout`` is not an int.
+        ValueError: If an argument is negative or not finite, or ``cutout`` is 0.
     """
 
     def __init__(self, shear: float = 0.3, translate: int = 5, rotate: float = 30.0, cutout: int = 30) -> None:
@@ -92,7 +94,7 @@ class EventAugment(BaseTransform):
 
 
 def _sample(frames: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Frames (T, C, H, W) at the pixels nearest to ``rows`` and ``columns``, (H, W) each; 0 outside."""
+    """Sample frames (T, C, H, W) at the pixels nearest to ``rows`` and ``columns``, (H, W) each; 0 outside."""
     rows, columns = np.floor(rows + 0.5).astype(np.int64), np.floor(columns + 0.5).astype(np.int64)
     height, width = frames.shape[-2:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
@@ -101,33 +103,33 @@ def _sample(frames: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.nda
 
 
 def _middle_grid(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Row and column of each pixel from the middle of the frame, (H, 1) and (1, W), and the middle."""
+    """Return the rows (H, 1) and columns (1, W) relative to the center of the frame, and the center."""
     middle_y, middle_x = (frames.shape[-2] - 1) / 2, (frames.shape[-1] - 1) / 2
     rows, columns = np.ogrid[: frames.shape[-2], : frames.shape[-1]]
     return rows - middle_y, columns - middle_x, middle_y, middle_x
 
 
 def shear_x(frames: np.ndarray, slope: float) -> np.ndarray:
-    """Moves each row of (T, C, H, W) to the right by ``slope`` times its distance below the middle."""
+    """Shift each row of (T, C, H, W) to the right by ``slope`` times its distance below the center."""
     rows, columns, middle_y, middle_x = _middle_grid(frames)
     return _sample(frames, rows + middle_y + 0 * columns, columns + middle_x - slope * rows)
 
 
 def translate(frames: np.ndarray, down: int, right: int) -> np.ndarray:
-    """Moves (T, C, H, W) by whole pixels."""
+    """Shift (T, C, H, W) by whole pixels."""
     rows, columns = np.indices(frames.shape[-2:])
     return _sample(frames, rows - down, columns - right)
 
 
 def rotate(frames: np.ndarray, degrees: float) -> np.ndarray:
-    """Turns (T, C, H, W) counter-clockwise about the middle."""
+    """Rotate (T, C, H, W) counter-clockwise about the center."""
     rows, columns, middle_y, middle_x = _middle_grid(frames)
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return _sample(frames, cos * rows + sin * columns + middle_y, cos * columns - sin * rows + middle_x)
 
 
 def cutout(frames: np.ndarray, side: int, row: int, column: int) -> np.ndarray:
-    """Zeros in a square of (T, C, H, W) around (row, column), as far as it is inside."""
+    """Set a square of (T, C, H, W) around (row, column), clipped to the frame, to zero."""
     top, left = row - side // 2, column - side // 2
     frames = frames.copy()
     frames[..., max(0, top) : max(0, top + side), max(0, left) : max(0, left + side)] = 0
@@ -136,14 +138,16 @@ def cutout(frames: np.ndarray, side: int, row: int, column: int) -> np.ndarray:
 
 @TRANSFORMS.register_module()
 class PadFrames(BaseTransform):
-    """Makes the number of frames of all samples equal, for windows of a duration: empty frames follow, or the end is
-    cut off.
+    """Pad the frames of a sample with empty frames, or truncate them, to a fixed number.
+
+    Datasets with a ``duration`` need this, as their samples differ in the number of frames.
 
     Args:
         frames: T of the result.
 
     Raises:
-        TypeError, ValueError: ``frames`` no positive int, or an ``img`` that is no (T, C, H, W).
+        TypeError: If ``frames`` is not an int.
+        ValueError: If ``frames`` is below 1.
     """
 
     def __init__(self, frames: int) -> None:
@@ -162,16 +166,15 @@ class PadFrames(BaseTransform):
 
 @TRANSFORMS.register_module()
 class PackEventInputs(BaseTransform):
-    """Packs a sample for MMPretrain: ``inputs``, (T, C, H, W) float32, and ``data_samples`` with the label.
+    """Pack a sample for MMPretrain: ``inputs``, (T, C, H, W) float32, and ``data_samples`` with the label.
 
-    The host's ``ClsDataPreprocessor`` without ``mean`` stacks such samples to (B, T, C, H, W) and mixes them up.
+    :class:`mmkron.models.data_preprocessors.EventDataPreprocessor` batches such samples to (B, T, C, H, W).
 
     Args:
-        meta_keys: what else of a sample goes along, where it has that.
+        meta_keys: Keys of the sample to keep as meta information, if present.
 
     Raises:
-        ImportError: MMPretrain cannot be imported.
-        TypeError, ValueError: ``meta_keys`` that are not names, or an ``img`` that is no (T, C, H, W).
+        TypeError: If ``meta_keys`` is not a sequence of names.
     """
 
     def __init__(self, meta_keys: Sequence[str] = ('sample_idx', 'img_path', 'flip')) -> None:

@@ -1,6 +1,6 @@
 """Events of a dynamic vision sensor: readers of three byte formats, and frames of counts.
 
-A reader decodes a whole file with NumPy. It refuses one that is damaged, with the byte where that shows, and warns of
+A reader decodes a whole file with NumPy. It raises ValueError with the byte offset for a damaged file, and warns of
 times that run backwards or pause for more than a minute, with their number and the first three.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from mmkron.utils.checks import check_choice, check_int, resolve_size
 
 RULES = ('number', 'time')
-MOST_FRAMES = 10_000  # one wrong time in a file would otherwise ask for more memory than there is
+MOST_FRAMES = 10_000  # one wrong time in a file could otherwise exhaust the memory
 FEW_FRAMES = 100  # more than these need an event per frame on average
 LONG_PAUSE = 60_000_000  # microseconds
 
@@ -39,10 +39,10 @@ class Events(NamedTuple):
     """Events in the order of their file, each array (N,).
 
     Attributes:
-        t: time in microseconds, int64.
-        x: column, int16.
-        y: row, int16.
-        p: polarity, 0 or 1, int8.
+        t: Time in microseconds, int64.
+        x: Column, int16.
+        y: Row, int16.
+        p: Polarity, 0 or 1, int8.
     """
 
     t: np.ndarray
@@ -51,7 +51,7 @@ class Events(NamedTuple):
     p: np.ndarray
 
     def between(self, start: int, end: int) -> Events:
-        """The events at a time in [start, end), in microseconds."""
+        """Return the events at times in [start, end), in microseconds."""
         inside = (self.t >= start) & (self.t < end)
         return Events(*(values[inside] for values in self))
 
@@ -61,9 +61,9 @@ def read_aedat2(path: str | os.PathLike) -> Events:
 
     After header lines that begin with ``#``, each event is two big-endian 32-bit integers, an address and a signed
     time. The address holds the polarity in bit 0, the sensor's x in bits 1 to 7 and its y in bits 8 to 14. Bit 15 marks
-    an external event, which has no pixel: such events are left out, with a warning. As is usual for these data, the
-    image is turned (``x = 127 - y``, ``y = 127 - x``) and the polarity is ``1 - bit 0``. Where the clock overflows,
-    from 2^31 - 1 to -2^31, 2^32 is added to what follows.
+    an external event, which has no pixel: such events are dropped with a warning. As is usual for these data, the image
+    is turned (``x = 127 - y``, ``y = 127 - x``) and the polarity is ``1 - bit 0``. After an overflow of the clock, from
+    2^31 - 1 to -2^31, 2^32 is added to all later times.
 
     Raises:
         OSError: The file cannot be read.
@@ -93,23 +93,23 @@ def read_aedat2(path: str | os.PathLike) -> Events:
 
 
 def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Events:
-    """AEDAT 3.1, as DVS128 Gesture uses it.
+    """Read AEDAT 3.1, as in DVS128 Gesture.
 
-    After a header that ends in the line ``#!END-HEADER`` come packets: 28 bytes that say the type, the bytes of an
-    event, the overflows of the clock and the number of events, then the events. Those of pixels, type 1, are two
-    little-endian uint32: x from bit 17, y from bit 2 (15 bits each) and the polarity in bit 1 of the first, the lower
-    31 bits of the time in the second. Packets of other types are passed over. Events that are marked as invalid (bit 0)
-    count, as in other readers of these data, with a warning.
+    A header that ends with the line ``#!END-HEADER`` is followed by packets. A packet has a header of 28 bytes (the
+    type, the bytes per event, the overflows of the clock and the number of events) and the events. An event of a pixel
+    (type 1) is two little-endian uint32: the first holds x from bit 17 and y from bit 2 (15 bits each) and the polarity
+    in bit 1, the second the lower 31 bits of the time. Packets of other types are skipped. Events that are marked as
+    invalid (bit 0) are kept with a warning, as in other readers of these data.
 
     Args:
-        path: the file.
-        size: the sensor's side or (H, W).
+        path: The file.
+        size: The sensor's side or (H, W).
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is empty, of another version, without an end of the header, ends within a packet, or has
-            an event that is outside of the sensor or of another length or clock than the format's. Also a packet
-            whose numbers of events disagree or are negative.
+        OSError: If the file cannot be read.
+        ValueError: If the file is empty, of another version, has no end of the header or ends within a packet; if an
+            event is outside of the sensor or does not have the length and clock of the format; or if the numbers of
+            events in a packet's header are negative or differ.
     """
     height, width = resolve_size('size', size)
     data = _read(path)
@@ -117,6 +117,23 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
     start = data.find(_HEADER_END) + len(_HEADER_END)
     if start < len(_HEADER_END):
         raise _damage(path, 0, f'no line {_HEADER_END!r} ends the header')
+    event, clock, bodies, counts, overflows = _read_packets(path, data, start)
+
+    def offset(index: int) -> int:
+        packet = int(np.searchsorted(counts.cumsum(), index, 'right'))
+        return int(bodies[packet] + 8 * (index - counts[:packet].sum()))
+
+    x, y, p = event >> 17, event >> 2 & 0x7FFF, event >> 1 & 1
+    _check_inside(path, x, y, offset, height, width)
+    _check_all(path, clock < 1 << 31, lambda i: offset(i) + 4, 'a time of more than 31 bits', clock)
+    _warn(path, event & 1 == 0, offset, 'are marked as invalid and counted; first words', event)
+    t = np.repeat(overflows << 31, counts) | clock
+    _warn_of_times(path, t, offset)
+    return _events(t, x, y, p)
+
+
+def _read_packets(path: str | os.PathLike, data: bytes, start: int) -> tuple[np.ndarray, ...]:
+    """Return the two words of all events of pixels, and the offset, count and overflows of their packets."""
     words, packets = [np.empty((0, 2), '<u4')], []
     while start < len(data):
         if len(data) - start < _PACKET_HEADER.itemsize:
@@ -140,27 +157,14 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
             raise _damage(path, body, f'a packet of {count} events whose header says that it holds {number}')
         words.append(np.frombuffer(data, '<u4', 2 * count, body).reshape(-1, 2))
         packets.append((body, count, overflow))
-    event, clock = np.concatenate(words).T
-    bodies, counts, overflows = np.array(packets, np.int64).reshape(-1, 3).T
-
-    def offset(index: int) -> int:
-        packet = int(np.searchsorted(counts.cumsum(), index, 'right'))
-        return int(bodies[packet] + 8 * (index - counts[:packet].sum()))
-
-    x, y, p = event >> 17, event >> 2 & 0x7FFF, event >> 1 & 1
-    _check_inside(path, x, y, offset, height, width)
-    _check_all(path, clock < 1 << 31, lambda i: offset(i) + 4, 'a time of more than 31 bits', clock)
-    _warn(path, event & 1 == 0, offset, 'are marked as invalid and counted; first words', event)
-    t = np.repeat(overflows << 31, counts) | clock
-    _warn_of_times(path, t, offset)
-    return _events(t, x, y, p)
+    return *np.concatenate(words).T, *np.array(packets, np.int64).reshape(-1, 3).T
 
 
 def read_nmnist(path: str | os.PathLike, size: int | Sequence[int] = 34) -> Events:
     """Read events of 5 bytes of an ATIS sensor, as in N-MNIST and N-Caltech101.
 
-    The first two bytes are x and y; the others, big-endian, hold the polarity in bit 23 and the time below. An event
-    with y = 240 is no pixel's: it marks an overflow of the clock and adds 8,192 microseconds to what follows.
+    The first two bytes are x and y. The others, big-endian, hold the polarity in bit 23 and the time in the lower bits.
+    An event with y = 240 marks an overflow of the clock and adds 8,192 microseconds to all later times.
 
     Args:
         path: The file.
@@ -168,8 +172,8 @@ def read_nmnist(path: str | os.PathLike, size: int | Sequence[int] = 34) -> Even
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: ``size`` is larger than the format can say, or the file is empty, ends within an event, or has one
-            that is outside of the sensor.
+        ValueError: If ``size`` is larger than the format allows, the file is empty or ends within an event, or an event
+            is outside of the sensor.
     """
     height, width = resolve_size('size', size)
     if height > _NMNIST_MARK or width > 256:
@@ -192,27 +196,28 @@ def to_frames(
     by: str = 'number',
     duration: int | None = None,
 ) -> np.ndarray:
-    """Counts of the events of each polarity at each pixel, in segments one after another.
+    """Count the events of each polarity at each pixel in consecutive segments.
 
-    Either a fixed number M of ``frames``: ``by='number'`` puts floor(N / M) events in each, in their order;
-    ``by='time'`` gives each floor((last - first) / M) microseconds, at least 1. In both cases the last one takes the
-    rest. Or windows of a ``duration``, from the first event on, as many as the events need and at least one. A segment
-    without an event gives a frame of zeros.
+    A fixed number M of ``frames`` has floor(N / M) events each with ``by='number'``, or at least 1 and otherwise
+    floor((last - first) / M) microseconds each with ``by='time'``; the last frame takes the rest. With ``duration``,
+    windows of this length start at the first event, at least one and as many as needed. A segment without events is a
+    frame of zeros.
 
     Args:
         events: N events, in any order of their times.
         size: The sensor's side or (H, W).
-        frames: Their number, T.
-        by: ``number`` or ``time``; for ``frames`` only.
+        frames: T, the number of frames.
+        by: ``number`` or ``time``. Only with ``frames``.
         duration: Length of a window in microseconds.
 
     Returns:
         (T, 2, H, W) float32, polarity 0 first.
 
     Raises:
-        TypeError, ValueError: An argument outside these choices, both or none of ``frames`` and ``duration``, arrays of
-            ``events`` that are not integers or differ in length, a polarity other than 0 and 1, an event outside of
-            ``size``, more than 10,000 frames, or more than 100 frames that are more than there are events.
+        TypeError: If a number is not an int, or ``events`` are not :class:`Events` with arrays of integers.
+        ValueError: If both or neither of ``frames`` and ``duration`` are given, arrays of ``events`` differ in length,
+            a polarity is not 0 or 1, an event is outside of ``size``, or there are more than 10,000 frames, or more
+            than 100 frames and fewer events than frames.
     """
     height, width = resolve_size('size', size)
     check_segments(frames, by, duration)
@@ -240,7 +245,7 @@ def to_frames(
 
 
 def check_segments(frames: int | None, by: str, duration: int | None) -> None:
-    """Raise TypeError or ValueError unless the arguments of :func:`to_frames` say how to cut events into segments."""
+    """Raise TypeError or ValueError unless :func:`to_frames` accepts the arguments."""
     check_choice('by', by, RULES)
     if (frames is None) == (duration is None):
         raise ValueError(f'frames or duration must be given and the other be None, got {frames!r} and {duration!r}')
@@ -302,11 +307,11 @@ def _check_version(path: str | os.PathLike, data: bytes, version: str) -> None:
 
 
 def _records(path: str | os.PathLike, data: bytes, start: int, dtype: np.dtype, columns: int, what: str) -> np.ndarray:
-    """The bytes from ``start`` on as rows of ``columns`` numbers."""
+    """Return the bytes after ``start`` as rows of ``columns`` numbers."""
     row = columns * dtype.itemsize
     rows, rest = divmod(len(data) - start, row)
     if rest:
-        raise _damage(path, len(data) - rest, f'{rest} bytes are left behind {rows} {what}')
+        raise _damage(path, len(data) - rest, f'{rest} bytes are left after {rows} {what}')
     return np.frombuffer(data, dtype, rows * columns, start).reshape(rows, columns)
 
 

@@ -1,7 +1,8 @@
-"""Image loading that does not let a damaged file pass."""
+"""Image loading that raises an error for damaged files."""
+
+from __future__ import annotations
 
 import io
-from typing import Optional
 
 import mmcv
 import numpy as np
@@ -16,19 +17,18 @@ _END_MARKERS = (b'\xff\xd9', b'IEND\xaeB`\x82')  # JPEG, PNG
 
 @TRANSFORMS.register_module()
 class LoadImageFromFile(MMCVLoadImageFromFile):
-    """Loads an image as MMCV does, and refuses files that are damaged or cut off.
+    """Load an image as MMCV does, and raise ValueError for damaged or truncated files.
 
-    OpenCV 4 fills the missing part of a truncated JPEG with grey and says nothing. Here a file that does not end as a
-    complete JPEG or PNG does is decoded once more, by Pillow, which does tell. Arguments and keys are those of
-    :class:`mmcv.transforms.LoadImageFromFile`.
+    OpenCV 4 silently fills the missing part of a truncated JPEG with gray. Here, a file without the end marker of JPEG
+    or PNG is also decoded by Pillow, which reports truncation. Arguments and keys are the same as in
+    :class:`mmcv.transforms.LoadImageFromFile`. With ``ignore_empty=True`` a sample that cannot be loaded is dropped.
 
     Raises:
-        OSError: The file cannot be read (as raised by the file backend, with the file's name).
-        ValueError: The file is no complete image; the message names it and the reason. With ``ignore_empty=True``
-            the sample is dropped (None) in both cases.
+        OSError: If the file cannot be read.
+        ValueError: If the file is not a complete image. The message names the file and the reason.
     """
 
-    def transform(self, results: dict) -> Optional[dict]:
+    def transform(self, results: dict) -> dict | None:
         if 'img' in results and 'img_path' not in results:
             return results  # MMPretrain's inferencers load the image and remove only the transform of MMCV's name
         filename = results['img_path']
@@ -52,12 +52,12 @@ class LoadImageFromFile(MMCVLoadImageFromFile):
         try:
             if not data:
                 raise ValueError('the file is empty')
-            body = data.rstrip(b'\0')  # some file systems and tools fill up with zeros
+            body = data.rstrip(b'\0')  # some file systems and tools pad with zeros
             if self.imdecode_backend != 'tifffile' and not body.endswith(_END_MARKERS):
                 # Zeros are valid JPEG data, and in other formats they may be pixels.
                 _check_complete(body if data.startswith(b'\xff\xd8') else data)
             img = mmcv.imfrombytes(data, flag=self.color_type, backend=self.imdecode_backend)
-        except Exception as error:  # each decoder has its own types
+        except Exception as error:  # decoders raise errors of many types
             raise ValueError(f'image {str(filename)!r} cannot be decoded: {error}') from error
         if img is None:
             raise ValueError(
@@ -67,14 +67,14 @@ class LoadImageFromFile(MMCVLoadImageFromFile):
 
 
 def _check_complete(data: bytes) -> None:
-    """Raise what Pillow raises if the pixels of an image are not all there."""
-    # Pillow refuses twice as many: 2**30 pixels, which is the limit of MMCV's decoder, too.
+    """Raise Pillow's error if pixels of an image are missing."""
+    # Pillow raises above twice this number: 2**30 pixels, which is also the limit of MMCV's decoder.
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, 2**29
     try:
         try:
             image = Image.open(io.BytesIO(data))
         except Exception:  # noqa: BLE001
-            return  # a format, or a variant of one, that Pillow does not know; the decoder decides
+            return  # Pillow does not know the format; the decoder decides
         with image:
             image.load()
     finally:

@@ -1,4 +1,4 @@
-"""Checkpoint files: read without running their code, checked before anything is built, and which one to resume from."""
+"""Checkpoint files: read them without running code, check them before a run, and choose which one to resume from."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mmkron.engine.errors import LaunchError
 
 # What MMEngine needs from a checkpoint to resume from it; CheckpointHook(save_optimizer=False) leaves out the rest.
 RESUMED = ('state_dict', 'message_hub', 'meta')
-# Texts by which PyTorch refuses what could run code. All other errors come from files that are damaged.
+# PyTorch's messages for content that could run code. All other errors come from damaged files.
 _REFUSED = re.compile('GLOBAL|reduce|Can only (create|build)|attribute .* is not part')
 
 
 class DamagedError(LaunchError):
-    """A checkpoint that does not load whole, as after a write that was cut off."""
+    """Error for a checkpoint that cannot be read completely, as after an interrupted write."""
 
 
 # ------------------------------------------------------------------------------------------------- safe loading
@@ -42,10 +42,10 @@ def _history_attribute(owner: type, name: str) -> Any:
 
 
 def allow_checkpoint_globals() -> None:
-    """Lets ``torch.load`` with ``weights_only=True``, the default from PyTorch 2.6 on, read MMEngine's checkpoints.
+    """Allow ``torch.load`` with ``weights_only=True``, the default since PyTorch 2.6, to read MMEngine's checkpoints.
 
-    Besides tensors they hold log histories and NumPy values. Anything else is still refused. Earlier versions of
-    PyTorch do not check what MMEngine loads; nothing changes there.
+    In addition to tensors they contain log histories and NumPy values. Anything else is still refused. Does nothing
+    with earlier versions of PyTorch, which do not check files that MMEngine loads.
     """
     if digit_version(torch.__version__) < digit_version('2.6'):
         return
@@ -59,7 +59,7 @@ def allow_checkpoint_globals() -> None:
 
 @contextmanager
 def safe_loading() -> Iterator[None]:
-    """Only what :func:`allow_checkpoint_globals` allows is read, on both stacks."""
+    """Restrict loading to types that :func:`allow_checkpoint_globals` allows, on both stacks."""
     allow_checkpoint_globals()
     name = 'TORCH_FORCE_WEIGHTS_ONLY_LOAD'
     before = os.environ.get(name)
@@ -75,7 +75,7 @@ def safe_loading() -> Iterator[None]:
 
 
 def refusal(error: BaseException) -> str:
-    """Why PyTorch's check refused a file; empty if it did not, as with a file that is damaged."""
+    """Return why PyTorch's check refused a file, or an empty string if the error has another cause."""
     if not isinstance(error, pickle.UnpicklingError):
         return ''
     # The text of the outer error says how to turn the check off, which is no advice to pass on.
@@ -87,25 +87,25 @@ def refusal(error: BaseException) -> str:
 
 
 def checkpoint_path(path: str, argument: str) -> str:
-    """``path`` as it is; raises LaunchError, which calls it ``argument``, if it is local and no file."""
+    """Return ``path``, or raise LaunchError, which names ``argument``, if it is local and not a file."""
     if '://' not in path and not osp.isfile(path):
         raise LaunchError(f'{argument} is not a file: {path!r} (looked for {osp.abspath(path)})')
     return path
 
 
 def read_whole(path: str | os.PathLike, argument: str) -> Any:
-    """Read a checkpoint to the CPU, each byte of it, without running its code.
+    """Read a complete checkpoint to the CPU without running code.
 
-    The archives that ``torch.save`` writes hold checksums, which ``torch.load`` does not compare. That is done here,
-    which takes half a second of CPU time per GB. The format before PyTorch 1.6 has none.
+    Archives of ``torch.save`` contain checksums, which ``torch.load`` does not compare but this function does, in half
+    a second of CPU time per GB. The format before PyTorch 1.6 has no checksums.
 
     Args:
         path: A local file or a URL.
-        argument: What a message calls it.
+        argument: Name of the file's argument in error messages.
 
     Raises:
-        DamagedError: The file cannot be read, or not to its end.
-        LaunchError: It holds more than weights and MMEngine's own records.
+        DamagedError: If the file cannot be read completely.
+        LaunchError: If the file contains more than weights and MMEngine's own records.
     """
     path = os.fspath(path)
     try:
@@ -150,7 +150,7 @@ def _is_whole(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> bool:
 
 
 def state_dict_of(content: Any, source: str) -> dict:
-    """The weights in a checkpoint: itself, or what is under ``state_dict``; raises LaunchError if that is no dict."""
+    """Return the weights of a checkpoint, itself or its ``state_dict``; raise LaunchError if they are not a dict."""
     weights = content.get('state_dict', content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise LaunchError(f'{source} holds no weights: it must be a state dict, or have one under state_dict')
@@ -158,12 +158,12 @@ def state_dict_of(content: Any, source: str) -> dict:
 
 
 def read_load_from(cfg: Config, argument: str) -> Any:
-    """The content of ``cfg.load_from``, which the message calls ``argument``; None if it is unset, remote or a folder.
+    """Read ``cfg.load_from``, named ``argument`` in errors; return None if it is unset, remote or a folder.
 
     MMEngine reads the file again, so this adds the time of one :func:`read_whole` to the start.
 
     Raises:
-        LaunchError: It is missing, damaged or refused.
+        LaunchError: If the file is missing, damaged or refused.
     """
     path = cfg.get('load_from')
     if path is None or '://' in path or osp.isdir(path):
@@ -172,16 +172,16 @@ def read_load_from(cfg: Config, argument: str) -> Any:
 
 
 def check_checkpoints(cfg: Config) -> Any:
-    """Finds the checkpoint to resume from, and reads each local file that a training starts from.
+    """Find the checkpoint to resume from, and read the local file that a training starts from.
 
-    ``cfg.resume`` without ``cfg.load_from`` picks by :func:`newest_checkpoint`; then ``cfg.load_from`` is what it
-    found, or ``cfg.resume`` is False.
+    With ``cfg.resume`` but without ``cfg.load_from``, sets ``cfg.load_from`` by :func:`newest_checkpoint`, or
+    ``cfg.resume`` to False if there is no checkpoint.
 
     Returns:
         The content of ``cfg.load_from``; None if there is none, or it is remote or a folder with one file per process.
 
     Raises:
-        LaunchError: A file is missing, damaged or refused, or does not hold what a resumed training needs.
+        LaunchError: If a file is missing, damaged or refused, or has no state to resume from.
     """
     if not cfg.get('resume'):
         return read_load_from(cfg, 'load_from')
@@ -213,16 +213,16 @@ def _lacking(content: Any) -> list[str]:
 
 
 def newest_checkpoint(cfg: Config) -> tuple[str | None, Any]:
-    """The newest checkpoint of ``cfg.work_dir`` that loads whole; says on stdout which were passed over and why.
+    """Read the newest complete checkpoint of ``cfg.work_dir``, and print which ones were skipped and why.
 
-    The one that MMEngine's ``last_checkpoint`` names comes first, then the others, the youngest first.
+    The one named in MMEngine's ``last_checkpoint`` is tried first, then the others from newest to oldest.
 
     Returns:
-        Its path and content; no content of a folder with one file per process, and neither if there is none, so that
-        a training starts from the beginning.
+        The path and the content; the content of a folder with one file per process is None. (None, None) if there is no
+        checkpoint, so that training starts from the beginning.
 
     Raises:
-        LaunchError: None of the checkpoints there loads whole, or one is refused.
+        LaunchError: If no checkpoint there is complete, or one is refused.
     """
     paths = _candidates(cfg)
     for path in paths:
@@ -246,7 +246,7 @@ def newest_checkpoint(cfg: Config) -> tuple[str | None, Any]:
 
 
 def _candidates(cfg: Config) -> list[str]:
-    """The checkpoints of ``cfg.work_dir`` in the order in which they are tried."""
+    """Return the checkpoints of ``cfg.work_dir`` in the order in which they are tried."""
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     folders = [cfg.work_dir]
     if hook.get('out_dir'):

@@ -1,4 +1,4 @@
-"""Parts for plain PyTorch, where no host library puts a neck and a head on a backbone."""
+"""Classifier and other parts for plain PyTorch, without a host library."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from mmkron.utils.checks import check_int
 
 
 class Select(nn.Module):
-    """Pick one map of a backbone's tuple, for use in ``nn.Sequential``.
+    """Module that returns one map of a backbone's tuple, for use in ``nn.Sequential``.
 
     Args:
-        index: Position in the tuple; negatives count from the end.
+        index: Position in the tuple. Negative indices count from the end.
 
     Raises:
-        TypeError: ``index`` is not an int.
+        TypeError: If ``index`` is not an int.
+
+    Examples:
+        >>> import torch
+        >>> Select(-1)((torch.zeros(2, 8, 4, 4), torch.zeros(2, 16, 2, 2))).shape
+        torch.Size([2, 16, 2, 2])
     """
 
     def __init__(self, index: int = -1) -> None:
@@ -32,7 +37,7 @@ class Select(nn.Module):
         """Return the map at ``index``.
 
         Raises:
-            ValueError: There are fewer maps.
+            ValueError: If there are fewer maps.
         """
         if not -len(maps) <= self.index < len(maps):
             raise ValueError(f'index must be in [{-len(maps)}, {len(maps) - 1}], got {self.index}')
@@ -43,18 +48,24 @@ class Select(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Classify images by a backbone: the mean of its last map over the positions, then a linear layer.
+    """Image classifier: a backbone, global average pooling of its last map, and a linear layer.
 
-    The names of the weights are those of MMPretrain's ``ImageClassifier`` with ``LinearClsHead``, so the ``state_dict``
-    of a checkpoint that was trained there loads.
+    The weights are named as in MMPretrain's ``ImageClassifier`` with ``LinearClsHead``, so the ``state_dict`` of a
+    checkpoint that was trained with MMPretrain loads.
 
     Args:
-        backbone: One of :mod:`mmkron.models.backbones`; of :class:`mmkron.models.QKFormer` with ``out_mode='mean'``.
+        backbone: One of :mod:`mmkron.models.backbones`. A :class:`mmkron.models.QKFormer` needs ``out_mode='mean'``.
         num_classes: Number of classes.
 
     Raises:
-        TypeError: The backbone is not one of mmkron's, or ``num_classes`` is not an int.
-        ValueError: ``num_classes`` is below 1, or the backbone returns maps of each step.
+        TypeError: If the backbone is not one of mmkron's, or ``num_classes`` is not an int.
+        ValueError: If ``num_classes`` is below 1, or the backbone returns maps of each step.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.models import KANet
+        >>> Classifier(KANet('kanet-kv'), num_classes=10)(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
@@ -69,5 +80,5 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(OrderedDict(fc=nn.Linear(backbone.out_channels[-1], num_classes)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (B, num_classes) of what the backbone takes, such as images (B, C, H, W)."""
+        """Return the logits (B, num_classes) of an input of the backbone, such as images (B, C, H, W)."""
         return self.head(self.backbone(x)[-1].mean((2, 3)))

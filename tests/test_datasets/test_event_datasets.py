@@ -127,7 +127,7 @@ def test_cifar_incomplete(cifar, monkeypatch):
     said = []
     monkeypatch.setattr(event_datasets, 'print_log', lambda text, **_: said.append(text))
     CIFAR10DVS(str(cifar))
-    assert said[0].startswith('CIFAR10-DVS has 1000 recordings a class, here are: airplane 20, automobile 20, ')
+    assert said[0].startswith('CIFAR10-DVS has 1000 recordings per class, but found: airplane 20, automobile 20, ')
     monkeypatch.setattr(event_datasets, 'SAMPLES_A_CLASS', 20)
     CIFAR10DVS(str(cifar))
     assert len(said) == 1
@@ -158,7 +158,7 @@ def test_gesture_missing(gesture):
     with pytest.raises(FileNotFoundError, match=r'missing: .*/a.aedat, .*/a_labels.csv, .*/b.aedat and 1 more$'):
         DVS128Gesture(str(gesture), 'test')
     (gesture / 'trials_to_test.txt').write_text('\n')
-    with pytest.raises(ValueError, match="trials_to_test.txt' must name a recording a line"):
+    with pytest.raises(ValueError, match="trials_to_test.txt' must name one recording per line"):
         DVS128Gesture(str(gesture), 'test')
     cases = ('../a.aedat', '../a.aedat'), ('/a.aedat', '/a.aedat'), ('b.aedat\nb.aedat', 'b.aedat')
     for text, name in (*cases, ('b.aedat\n./b.aedat', './b.aedat'), ('c/b.aedat\nc//./b.aedat', 'c//./b.aedat')):

@@ -1,4 +1,4 @@
-"""Class folders of recordings and frames: splits, labels, formats, what is left out, and files that are not frames."""
+"""Class folders of recordings and frames: splits, labels, formats, ignored files, and files that are not frames."""
 
 import io
 import os

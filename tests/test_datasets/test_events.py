@@ -166,7 +166,7 @@ GOOD = [(5, 1, 2, 1)] * 3
         (read_aedat2, b'\0' * 16, 0, r"begins with a header line '#...', this one with b'\\x00"),
         (read_aedat2, b'#!AER-DAT2.0\r\n# cut', 14, 'ends within a header line'),
         (read_aedat2, b'#!AER-DAT3.1\r\n', 0, r"AEDAT 2.0 is expected here, but .* b'#!AER-DAT3.1'"),
-        (read_aedat2, aedat2(GOOD)[:-3], START2 + 16, '5 bytes are left behind 2 events of 8 bytes'),
+        (read_aedat2, aedat2(GOOD)[:-3], START2 + 16, '5 bytes are left after 2 events of 8 bytes'),
         (
             read_aedat2,
             aedat2(GOOD) + struct.pack('>II', 0x12345, 0),
@@ -207,7 +207,7 @@ GOOD = [(5, 1, 2, 1)] * 3
             'a time of more than 31 bits: 0x80000000',
         ),
         (read_nmnist, b'', 0, 'the file is empty'),
-        (read_nmnist, nmnist(GOOD)[:-1], 10, '4 bytes are left behind 2 events of 5 bytes'),
+        (read_nmnist, nmnist(GOOD)[:-1], 10, '4 bytes are left after 2 events of 5 bytes'),
         (
             read_nmnist,
             nmnist([*GOOD, (0, 0, 34, 1), (0, 1, 1, 1), (0, 99, 0, 1)]),

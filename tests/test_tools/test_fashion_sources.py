@@ -123,9 +123,9 @@ def test_blank_images_are_left_out(tool, tmp_path):
 
 
 BROKEN = {
-    'no idx': (b'\x89PNG' + bytes(100), 'train-images-idx3-ubyte is no IDX file of unsigned bytes in 3 dimensions'),
-    'labels for images': (idx_bytes(np.zeros(6)), 'is no IDX file of unsigned bytes in 3 dimensions'),
-    'empty': (b'', 'is no IDX file of unsigned bytes in 3 dimensions'),
+    'no idx': (b'\x89PNG' + bytes(100), 'train-images-idx3-ubyte is not an IDX file of unsigned bytes in 3 dimensions'),
+    'labels for images': (idx_bytes(np.zeros(6)), 'is not an IDX file of unsigned bytes in 3 dimensions'),
+    'empty': (b'', 'is not an IDX file of unsigned bytes in 3 dimensions'),
     'truncated': (
         idx_bytes(np.zeros((6, 28, 28)))[:-1],
         'train-images-idx3-ubyte must hold (6, 28, 28) bytes after its header, got 4703',
@@ -156,7 +156,7 @@ def test_broken_zipped_files_and_labels(tool, tmp_path):
     whole = path.read_bytes()
     for data in (whole[:-12], b'no gzip', whole[:20] + b'\xff' * 8 + whole[28:]):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=rf'{path.name} is no whole \.gz file: '):
+        with pytest.raises(ValueError, match=rf'{path.name} is not a complete \.gz file: '):
             tool.read_fashion(tmp_path)
     path.write_bytes(whole)
     write_fashion(tmp_path, zipped=True, train_labels=np.full(6, 10))

@@ -1,4 +1,4 @@
-"""Composes real garments into scenes: one folder that is a PASCAL-VOC segmentation set and a COCO instance set.
+"""Compose real garments into scenes: one folder that is both a PASCAL VOC and a COCO dataset.
 
 The garments are those of Fashion-MNIST: its four IDX files in data/fashionmnist, else those of the Debian package
 dataset-fashion-mnist, else scikit-learn's digits take their place. Training scenes hold training images only.
@@ -45,7 +45,7 @@ LEAST_SIZE, MOST_OBJECTS = 32, 254  # a mask's value 255 is "ignore" to VOC
 ANGLE = 20.0
 OVERHANG = 0.15
 TRIES = 8
-OBJECTS, CLUTTER, SCALE = (3, 5), 6, (1.5, 2.5)  # of a scene, unless others are asked for
+OBJECTS, CLUTTER, SCALE = (3, 5), 6, (1.5, 2.5)  # of a scene, by default
 
 
 class Sprites(NamedTuple):
@@ -69,14 +69,14 @@ class Scene(NamedTuple):
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
-    """The uint8 array of ``dims`` dimensions in an IDX file, plain or .gz."""
+    """Read the uint8 array of ``dims`` dimensions in an IDX file, plain or .gz."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-        raise ValueError(f'{path} is no whole .gz file: {e}') from None
+        raise ValueError(f'{path} is not a complete .gz file: {e}') from None
     header = np.frombuffer(content[: 4 + 4 * dims], '>u1')
     if len(header) < 4 + 4 * dims or tuple(header[:4]) != (0, 0, 8, dims):
-        raise ValueError(f'{path} is no IDX file of unsigned bytes in {dims} dimensions')
+        raise ValueError(f'{path} is not an IDX file of unsigned bytes in {dims} dimensions')
     shape = tuple(int(n) for n in header[4:].view('>u4'))
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * dims)
     if len(values) != np.prod(shape):
@@ -85,7 +85,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def find_fashion(folder: Path) -> dict[str, Path]:
-    """Those of Fashion-MNIST's four files that are in ``folder``, by their names without .gz; plain files first."""
+    """Find the files of Fashion-MNIST in ``folder``, by their names without .gz; plain files come first."""
     return {name: path for name in FILES for path in (folder / f'{name}.gz', folder / name) if path.is_file()}
 
 
@@ -127,7 +127,7 @@ def read_digits() -> Source:
 
 
 def read_source(source: str) -> Source:
-    """The images that ``--source`` asks for."""
+    """Read the images of ``--source``."""
     if source == 'digits':
         return read_digits()
     if source not in ('auto', 'fashion'):
@@ -149,7 +149,7 @@ def read_source(source: str) -> Source:
 
 
 def make_background(rng: np.random.Generator, size: tuple[int, int], clutter: int) -> np.ndarray:
-    """Coloured noise of low frequency under ``clutter`` half-transparent shapes, (H, W, 3) uint8."""
+    """Colored noise of low frequency under ``clutter`` half-transparent shapes, (H, W, 3) uint8."""
     height, width = size
     noise = rng.uniform(20, 170, 3) + rng.normal(0, 30, (*rng.integers(3, 7, 2), 3))
     image = Image.fromarray(np.clip(noise, 0, 255).astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
@@ -188,7 +188,7 @@ def transform(gray: np.ndarray, solid: bool, scale: float, angle: float, flip: b
 
 
 def pick_tint(rng: np.random.Generator, under: np.ndarray) -> np.ndarray:
-    """Of some random bright colours the one that differs most from ``under``, whatever the class."""
+    """Of some random bright colors the one that differs most from ``under``, whatever the class."""
     tints = rng.uniform(60, 255, (6, 3))
     tints *= 255 / tints.max(1, keepdims=True)
     return tints[np.abs(0.75 * tints - under).sum(1).argmax()]
@@ -197,7 +197,7 @@ def pick_tint(rng: np.random.Generator, under: np.ndarray) -> np.ndarray:
 def place(
     mask: np.ndarray, object_map: np.ndarray, areas: list[int], rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[slice, slice], tuple[slice, slice]] | None:
-    """Lays one more object where at least half of it and of every earlier one stays visible.
+    """Place one more object where at least half of it and of every earlier one stays visible.
 
     Returns:
         The new object map, the object's box in it and the part of ``mask`` in that box; None if no place was found.
@@ -256,7 +256,7 @@ def compose_scene(
 
 
 def voc_palette() -> np.ndarray:
-    """VOC's 256 colours, (256, 3) uint8: the bits of a value, dealt to red, green and blue from the high bit down."""
+    """VOC's 256 colors, (256, 3) uint8: the bits of a value, dealt to red, green and blue from the high bit down."""
     values = np.arange(256)
     colors = np.zeros((256, 3), int)
     for bit in range(8):
@@ -265,14 +265,14 @@ def voc_palette() -> np.ndarray:
 
 
 def save_map(values: np.ndarray, path: Path) -> None:
-    """Writes (H, W) uint8 as a PNG with VOC's palette."""
+    """Write (H, W) uint8 as a PNG with VOC's palette."""
     image = Image.fromarray(values)
     image.putpalette(voc_palette().tobytes())
     image.save(path)
 
 
 def instances(scene: Scene, image_id: int, first_id: int) -> list[dict]:
-    """The COCO annotations of a scene."""
+    """Return the COCO annotations of a scene."""
     annotations = []
     for i, label in enumerate(scene.labels):
         rle = coco_mask.encode(np.asfortranarray(scene.object_map == i + 1, np.uint8))
@@ -284,7 +284,7 @@ def instances(scene: Scene, image_id: int, first_id: int) -> list[dict]:
 
 
 def write_set(folder: Path, source: Source, args: argparse.Namespace) -> dict[str, int]:
-    """Writes everything but the picture; returns the number of objects of each split."""
+    """Write everything but the picture and return the number of objects of each split."""
     for name in ('JPEGImages', 'SegmentationClass', 'SegmentationObject', 'ImageSets/Segmentation', 'annotations'):
         (folder / name).mkdir(parents=True)
     height, width = args.size
@@ -316,7 +316,7 @@ def write_set(folder: Path, source: Source, args: argparse.Namespace) -> dict[st
 
 
 def draw_samples(folder: Path, most: int = 6) -> None:
-    """Draws some validation scenes as they lie on disk: plain, with coloured classes, with boxes and names."""
+    """Draw some validation scenes as they lie on disk: plain, with colored classes, with boxes and names."""
     content = json.loads((folder / 'annotations' / 'instances_val.json').read_text())
     names = {category['id']: category['name'] for category in content['categories']}
     colors = np.vstack([np.zeros(3), colormaps['tab10'].colors])

@@ -1,4 +1,4 @@
-"""Parts of a data loader from which a training goes on at any batch, with the random numbers that belong to it."""
+"""Parts of a data loader that resume at any batch with the random numbers of that batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOADING, STEP, WORKER = 0, 1, 2  # the streams of random numbers of an iteration
 
 
 def seed_all(base: int, iteration: int, rank: int, stream: int) -> None:
-    """Seeds Python, NumPy and PyTorch with what follows from these numbers alone."""
+    """Seed Python, NumPy and PyTorch from these numbers only."""
     first, second, third = np.random.SeedSequence([base, iteration, rank, stream]).generate_state(3)
     random.seed(int(first))
     np.random.seed(int(second))
@@ -29,15 +29,15 @@ def seed_all(base: int, iteration: int, rank: int, stream: int) -> None:
 
 
 def sampler_of(loader: DataLoader) -> Any:
-    """The sampler of single samples, also below a sampler of batches."""
+    """Return the sampler of single samples, also from within a batch sampler."""
     return getattr(getattr(loader, 'batch_sampler', None), 'sampler', getattr(loader, 'sampler', None))
 
 
 class WorkerStart:
-    """``worker_init_fn`` of workers that stay when a signal stops the training, which needs them for a while yet.
+    """``worker_init_fn`` that keeps workers alive when a signal stops the training, which still needs them.
 
-    Slurm signals every process of a job. Only what the process that started the workers sends them ends them: PyTorch
-    does that, too, where they do not end by themselves.
+    Slurm signals every process of a job. Workers end only by signals from the process that started them, which PyTorch
+    sends to workers that do not end by themselves.
     """
 
     def __init__(self, init: Callable[[int], None] | None, signals: Sequence[signal.Signals]) -> None:
@@ -47,7 +47,7 @@ class WorkerStart:
     def __call__(self, worker_id: int) -> None:
         if self.init is not None:
             self.init(worker_id)
-        if self.signals and hasattr(signal, 'sigwaitinfo'):  # which macOS lacks
+        if self.signals and hasattr(signal, 'sigwaitinfo'):  # macOS has no sigwaitinfo
             signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
             parent = multiprocessing.parent_process().pid  # os.getppid() may be that of a fork server
             threading.Thread(target=_end_with_parent, args=(self.signals, parent), daemon=True).start()
@@ -60,9 +60,9 @@ def _end_with_parent(signals: tuple, parent: int) -> None:
 
 
 class SeededBatches:
-    """``collate_fn`` and ``worker_init_fn`` in one: in a worker each batch starts from the seed of its iteration.
+    """``collate_fn`` and ``worker_init_fn`` that seed each batch of a worker by its iteration.
 
-    A worker sees neither iterations nor epochs, but it gets every n-th batch in order. In the main process it only
+    A worker knows neither iterations nor epochs, but gets every n-th batch in order. In the main process this only
     collates.
 
     Args:
@@ -70,8 +70,8 @@ class SeededBatches:
         init: The loader's own ``worker_init_fn``.
         base: The seed of the training.
         rank: The process of a distributed training.
-        first: The iteration of the first batch that workers get which start now; kept up to date by the hook.
-        length: Batches after which persistent workers begin from the first one again.
+        first: The iteration of the first batch of workers that start now. The hook updates it.
+        length: Number of batches after which persistent workers start again at the first one.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SeededBatches:
 
 
 class RestOfBatches:
-    """A sampler of batches without its first ``skip`` ones. Only their indices are drawn, no data is read."""
+    """Batch sampler that skips its first ``skip`` batches by drawing their indices without reading data."""
 
     def __init__(self, batches: Any, skip: int) -> None:
         self.batches = batches
@@ -121,7 +121,7 @@ class RestOfBatches:
 
 
 class AdvancedIterator:
-    """What an iteration-based loop reads: the first ``count`` batches, which it drops, are nothing."""
+    """Iterator of an iteration-based loop that returns None for the first ``count`` batches, which the loop drops."""
 
     def __init__(self, iterator: Iterator, count: int) -> None:
         self._iterator = iterator
@@ -136,17 +136,18 @@ class AdvancedIterator:
             return None
         return next(self._iterator)
 
-    def skip_iter(self, _: int) -> None:  # in the place of single reads, from OneDL's MMEngine 0.10.12 on
+    def skip_iter(self, _: int) -> None:  # OneDL's MMEngine 0.10.12 and later call this instead of next
         self._count = 0
 
 
 def fresh_batches(loader: DataLoader, cfg: dict | None) -> tuple[Any, bool]:
-    """The loader's sampler of batches, from its first batch on, and whether it never ends.
+    """Return the loader's batch sampler, reset to its first batch, and whether it is infinite.
+
+    Infinite samplers keep their position and batch samplers keep incomplete batches, so they are rebuilt.
 
     Args:
-        loader: Of an iteration-based loop, whose iterator has drawn already. An infinite sampler keeps its place, and
-            samplers of batches keep what waits for a batch, so they are built again.
-        cfg: The loader's config; None for what has none.
+        loader: Data loader of an iteration-based loop, whose iterator may already have drawn batches.
+        cfg: The loader's config, or None.
     """
     sampler, cfg = sampler_of(loader), cfg if isinstance(cfg, dict) else {}
     infinite = isinstance(sampler, InfiniteSampler) and isinstance(cfg.get('sampler'), dict)
@@ -161,7 +162,7 @@ def fresh_batches(loader: DataLoader, cfg: dict | None) -> tuple[Any, bool]:
 
 
 def with_batches(loader: DataLoader, batches: Any, persistent: bool) -> DataLoader:
-    """A loader like ``loader`` with another sampler of batches; it draws no random number of the process."""
+    """Return a copy of ``loader`` with another batch sampler that leaves the process's random state unchanged."""
     return DataLoader(
         loader.dataset,
         batch_sampler=batches,

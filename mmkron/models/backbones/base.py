@@ -1,4 +1,4 @@
-"""What every backbone of mmkron shares: outputs, freezing, batch norm in evaluation, checkpointing, layer depth."""
+"""Base class of the backbones: outputs, freezing, norm evaluation, activation checkpointing and layer depth."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from mmkron.utils.checks import check_flags, check_int, resolve_indices
 
 
 class Backbone(BaseModule):
-    """A stem and a list of stages, each a sequence of blocks.
+    """Backbone of a stem and a list of stages, each a sequence of blocks.
 
-    A subclass passes the number of stages of the whole network, then builds ``self.stem`` (``nn.Sequential``: MMEngine
-    initialises a direct child that knows how to by its own rule, over ``init_cfg``) and ``self.stages``
-    (``nn.ModuleList`` of ``nn.Sequential``) up to ``self.last_stage`` only, so that no parameter is without a use, and
-    calls :meth:`finish`. A state dict of the whole network loads all the same: the entries of stages that are not
-    built are passed over.
+    The constructor of a subclass calls this one with the number of stages of the whole network, builds ``self.stem``
+    and ``self.stages`` (an ``nn.ModuleList`` of ``nn.Sequential``), and ends with :meth:`finish`. The stem is an
+    ``nn.Sequential``, because MMEngine would let a direct child with its own ``init_weights`` override ``init_cfg``.
+    Stages after ``self.last_stage`` are not built, so that no parameter is unused. A state dict of the whole network
+    still loads: entries of stages that are not built are skipped.
 
     Args:
-        in_channels: channels of the image.
-        num_stages: stages of the whole network.
-        out_indices: stages whose maps are returned, negatives count from the end.
-        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
-        norm_eval: keep batch norm in evaluation mode while training.
-        with_cp: recompute blocks in the backward pass to save memory.
-        init_cfg: initialisation, as in :class:`mmengine.model.BaseModule`.
+        in_channels: Channels of the image.
+        num_stages: Number of stages of the whole network.
+        out_indices: Stages whose maps are returned. Negative indices count from the end.
+        frozen_stages: Number of stages to freeze together with the stem; 0 freezes the stem, -1 nothing.
+        norm_eval: Whether to keep batch norm in evaluation mode during training.
+        with_cp: Whether to recompute blocks in the backward pass to save memory.
+        init_cfg: Initialization, as in :class:`mmengine.model.BaseModule`.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If a number is not an int, or ``out_indices`` is not an int or a sequence of ints.
+        ValueError: If a number or an index is out of range, a flag is not a bool, or ``frozen_stages`` includes a stage
+            that is not built.
 
     Attributes:
-        out_channels (tuple[int, ...]): channels of each requested output.
-        out_strides (tuple[int, ...]): stride of each requested output against the input.
+        out_channels (tuple[int, ...]): Channels of each requested output.
+        out_strides (tuple[int, ...]): Stride of each requested output relative to the input.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class Backbone(BaseModule):
         self._register_load_state_dict_pre_hook(self._drop_unbuilt_stages)
 
     def finish(self, stage_channels: Sequence[int], stage_strides: Sequence[int]) -> None:
-        """Publish channels and strides (one entry per stage), initialize by ``init_cfg`` and freeze.
+        """Set output channels and strides (given per stage), initialize, and freeze stages.
 
-        The last line of a subclass's constructor.
+        Subclasses call this at the end of their constructors.
         """
         self.out_channels = tuple(stage_channels[i] for i in self.out_indices)
         self.out_strides = tuple(stage_strides[i] for i in self.out_indices)
@@ -84,17 +86,17 @@ class Backbone(BaseModule):
         self._freeze()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image (B, in_channels, H, W) -> the maps of ``out_indices``, (B, C, ceil(H / stride), ceil(W / stride)).
+        """Return the maps of ``out_indices``, (B, C, ceil(H / stride), ceil(W / stride)), for images (B, C, H, W).
 
         Raises:
-            TypeError: an input that is no floating-point tensor.
-            ValueError: an input that is empty or has other channels.
+            TypeError: If ``x`` is not a floating-point tensor.
+            ValueError: If ``x`` is empty or has another number of channels.
         """
         check_map('x', x, self.in_channels)
         return tuple(self.run_stages(self.stem(x)))
 
     def run_stages(self, x: Tensor) -> list[Tensor]:
-        """The maps of ``out_indices``, of the stem's map."""
+        """Run the stages on the stem's map and return the maps of ``out_indices``."""
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
@@ -104,7 +106,7 @@ class Backbone(BaseModule):
         return outs
 
     def run(self, block: nn.Module, x: Tensor) -> Tensor:
-        """``block(x)``, recomputed in the backward pass if ``with_cp`` says so."""
+        """Return ``block(x)``, with activation checkpointing if ``with_cp`` is set."""
         if self.with_cp and torch.is_grad_enabled():
             return cp.checkpoint(block, x, use_reentrant=False)
         return block(x)
@@ -119,14 +121,15 @@ class Backbone(BaseModule):
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Depth of a parameter for layer-wise learning rate decay.
+        """Return the layer of a parameter, for layer-wise learning rate decay.
 
         Args:
-            param_name: full name of the parameter.
-            prefix: prefix of this backbone's parameters in the name, such as ``backbone.``.
+            param_name: Full name of the parameter.
+            prefix: Prefix of this backbone's parameters in the name, such as ``backbone.``.
 
         Returns:
-            The layer (0 for the stem, then one a block; the last for what is not of this backbone) and their number.
+            The index of the layer and the number of layers. Layer 0 is the stem, each block is a layer, and the last
+            layer is for parameters outside the backbone.
         """
         num_layers = sum(len(stage) for stage in self.stages) + 2
         if not param_name.startswith(prefix):
