@@ -9,9 +9,10 @@ from mmcv.cnn import ConvModule
 from torch import Tensor
 
 from mmkron.layers.initialize import initialize
-from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
+from mmkron.layers.kronecker_attention import KroneckerAttention2d
 from mmkron.models.decode_heads.base import DecodeHead
-from mmkron.ops.kronecker import NORMS
+from mmkron.ops.column_attention import NORMS
+from mmkron.ops.kronecker import MODES
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_choice, check_flags, check_int
 
@@ -60,7 +61,7 @@ class KAOHead(DecodeHead):
         check_int('kernel_size', kernel_size)
         if kernel_size % 2 == 0:
             raise ValueError(f'kernel_size must be odd, got {kernel_size!r}')
-        check_choice('mode', mode, REDUCTIONS)
+        check_choice('mode', mode, MODES)
         check_flags(use_scale=use_scale)
         check_choice('attention_norm', attention_norm, NORMS)
         super().__init__(in_channels, channels, **kwargs)
