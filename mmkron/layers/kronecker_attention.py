@@ -127,9 +127,7 @@ class KroneckerAttention2d(BaseModule):
         starts_at_zero = residual and 'v' in maps
         super().__init__(_default_init(starts_at_zero) if init_cfg is None else init_cfg)
         self.channels, self.out_channels, self.context_channels = channels, out_channels, context_channels
-        self.mode = mode
-        self.norm = norm
-        self.scale = scale
+        self.mode, self.norm, self.scale = mode, norm, scale
         self.residual = residual
         self.query_map = nn.Conv1d(channels, key_channels, 1, bias=False) if 'q' in maps else nn.Identity()
         self.key_map = nn.Conv1d(context_channels, key_channels, 1, bias=False) if 'k' in maps else nn.Identity()
