@@ -11,6 +11,7 @@ from mmseg.structures import SegDataSample
 
 from mmkron.models import ASPPV2Head, KAOHead
 from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+from support.errors import raises
 
 OPERATORS = {
     'kv': kronecker_attention_kv,
@@ -126,7 +127,7 @@ def test_aspp_v2_head_is_that_of_deeplab_v2():
     head = ASPPV2Head(2048, num_classes=21)
     assert sum(p.numel() for p in head.parameters()) == 4 * (2048 * 21 * 9 + 21) == 1_548_372
     assert [conv.dilation for conv in head.convs] == [(d, d) for d in (6, 12, 18, 24)]
-    for _ in range(2):  # the constructor's values, then those of init_weights
+    for _ in range(2):  # after the constructor, then after init_weights
         assert all(0.009 < conv.weight.std() < 0.011 for conv in head.convs)
         assert all(conv.bias.count_nonzero() == 0 for conv in head.convs)
         head.init_weights()
@@ -204,9 +205,9 @@ def test_label_outside_the_classes(cls, value):
     labels = torch.zeros(1, 8, 8, dtype=torch.long)
     labels[0, 3, 4] = value
     samples = [sample(torch.zeros_like(labels)), sample(labels, seg_map_path='masks/7.png')]
-    message = rf'label {value} in masks/7\.png must be in \[0, 2\] \(num_classes=3\) or ignore_index=255'
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, 'label', value) as info:
         head.loss_by_feat(features(2, 3, 4, 4), samples)
+    assert 'masks/7.png' in str(info.value)
 
 
 @pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
@@ -220,18 +221,18 @@ def test_binary_labels(cls, num_classes):
     expected = F.binary_cross_entropy_with_logits(logits[0], labels.double())
     loss = head.loss_by_feat(logits, [sample(labels)])['loss_ce']  # in float32, the host's choice
     torch.testing.assert_close(loss, expected.float())
-    with pytest.raises(ValueError, match=r'label 2 in a label map must be in \[0, 1\]'):
+    with raises(ValueError, 'label', 2):
         head.loss_by_feat(logits, [sample(torch.full((1, 4, 4), 2))])
 
 
 def test_without_an_ignore_index():
     head = build(ASPPV2Head, 6, num_classes=3, ignore_index=None)
-    with pytest.raises(ValueError, match=r'label 255 in a label map must be in \[0, 2\]'):
+    with raises(ValueError, 'label', 255):
         head.loss_by_feat(features(1, 3, 4, 4), [sample(torch.full((1, 4, 4), 255))])
 
 
 def test_parts_of_the_host_reach_the_head():
-    """Convolution, norm, activation, dropout and initialisation are those of the arguments."""
+    """Convolution, norm, activation, dropout and initialization are taken from the arguments."""
     head = build(
         KAOHead, 6, 4, num_classes=3, conv_cfg=dict(type='Conv2dAdaptivePadding'), act_cfg=None, dropout_ratio=0.5
     )
@@ -251,35 +252,35 @@ def test_another_ignore_index():
     labels = torch.full((1, 4, 4), 9)
     labels[0, 0, 0] = 1
     assert head.loss_by_feat(features(1, 3, 4, 4), [sample(labels)])['loss_ce'] > 0
-    with pytest.raises(ValueError, match='label 255 in a label map .* ignore_index=9'):
+    with raises(ValueError, 'label', 255):
         head.loss_by_feat(features(1, 3, 4, 4), [sample(torch.full((1, 4, 4), 255))])
 
 
 @pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
 def test_channels_that_do_not_fit_the_backbone(cls):
     head = build(cls, 6, 4, num_classes=3)
-    message = rf'in_channels of {cls.__name__} is 6, but the features of in_index=-1 have 5 channels'
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, 'in_channels', 5):
         head([features(1, 6, 4, 4), features(1, 5, 4, 4)])
 
 
 @pytest.mark.parametrize(
-    ('cls', 'kwargs', 'error', 'message'),
+    ('cls', 'kwargs', 'error', 'argument', 'value'),
     [
-        (KAOHead, dict(mode='x'), ValueError, "mode must be one of .*'pooled'.*, got 'x'"),
-        (KAOHead, dict(maps='qq'), ValueError, "maps must name some of q, k and v once each.*'qq'"),
-        (KAOHead, dict(attention_norm='ln'), ValueError, "norm must be one of .*, got 'ln'"),
-        (KAOHead, dict(kernel_size=2), ValueError, 'kernel_size must be odd, got 2'),
-        (KAOHead, dict(kernel_size=0), ValueError, 'kernel_size must be at least 1, got 0'),
-        (KAOHead, dict(key_channels=2, maps='v'), ValueError, "q has 4 channels but key_channels is 2: add 'q'"),
-        (KAOHead, dict(key_channels=0, use_scale=True), ValueError, 'key_channels must be at least 1, got 0'),
-        (KAOHead, dict(in_channels=[6, 3]), TypeError, r'in_channels must be an int, got \[6, 3\]'),
-        (KAOHead, dict(input_transform='multiple_select'), ValueError, 'input_transform must be one of'),
-        (ASPPV2Head, dict(dilations=()), ValueError, r'dilations must .* got \(\)'),
-        (ASPPV2Head, dict(dilations=6), TypeError, 'dilations must be a sequence, got 6'),
-        (ASPPV2Head, dict(dilations=(6, 0)), ValueError, 'dilations must be at least 1, got 0'),
+        (KAOHead, dict(mode='x'), ValueError, 'mode', 'x'),
+        (KAOHead, dict(maps='qq'), ValueError, 'maps', 'qq'),
+        (KAOHead, dict(attention_norm='ln'), ValueError, 'attention_norm', 'ln'),
+        (KAOHead, dict(kernel_size=2), ValueError, 'kernel_size', 2),
+        (KAOHead, dict(kernel_size=0), ValueError, 'kernel_size', 0),
+        (KAOHead, dict(key_channels=2, maps='v'), ValueError, 'key_channels', 2),
+        (KAOHead, dict(key_channels=0, use_scale=True), ValueError, 'key_channels', 0),
+        (KAOHead, dict(in_channels=[6, 3]), TypeError, 'in_channels', [6, 3]),
+        (KAOHead, dict(input_transform='multiple_select'), ValueError, 'input_transform', 'multiple_select'),
+        (ASPPV2Head, dict(dilations=()), ValueError, 'dilations', ()),
+        (ASPPV2Head, dict(dilations=6), TypeError, 'dilations', 6),
+        (ASPPV2Head, dict(dilations=(6, 0)), ValueError, 'dilations', 0),
     ],
+    ids=str,
 )
-def test_misuse(cls, kwargs, error, message):
-    with pytest.raises(error, match=message):
+def test_misuse(cls, kwargs, error, argument, value):
+    with raises(error, argument, value):
         cls(**{**dict(in_channels=6, channels=4, num_classes=3), **kwargs})

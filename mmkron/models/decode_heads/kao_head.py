@@ -1,4 +1,4 @@
-"""The attention operators as a segmentation head."""
+"""Segmentation head with Kronecker attention."""
 
 from __future__ import annotations
 
@@ -9,38 +9,46 @@ from mmcv.cnn import ConvModule
 from torch import Tensor
 
 from mmkron.layers.initialize import initialize
-from mmkron.layers.kronecker_attention import REDUCTIONS, KroneckerAttention2d
+from mmkron.layers.kronecker_attention import KroneckerAttention2d, attention_scale
 from mmkron.models.decode_heads.base import DecodeHead
-from mmkron.ops.kronecker import NORMS
+from mmkron.ops.column_attention import NORMS
+from mmkron.ops.kronecker import MODES
 from mmkron.registry import MODELS
-from mmkron.utils.checks import check_choice, check_flags, check_int
+from mmkron.utils.checks import check_choice, check_int
 
 
 @MODELS.register_module()
 class KAOHead(DecodeHead):
-    """Kronecker attention as the output part of a segmentation network: reduce, attend, add, classify.
+    """Segmentation head that reduces the features, adds their Kronecker attention and classifies.
 
-    A convolution reduces the features, the attention of the reduced map is added to it, and a 1 x 1 convolution
-    classifies. The sum matters: the output of KAO_QKV is a row term plus a column term in every channel, so without the
-    map itself beside it no object could be told from its row and its column. The value map starts at zero, so the head
-    starts as a plain convolutional one.
-
-    Source: Kronecker Attention Networks (KDD 2020), section 4.5: attention in the place of ASPP, with linear maps on
-    query, key and value. The text does not fix the reduction and the sum; they are this project's.
+    From `Kronecker Attention Networks <https://arxiv.org/abs/2007.08442>`_ (KDD 2020), section 4.5: attention instead
+    of ASPP, with linear maps on query, key and value. The paper does not specify the reducing convolution and the sum;
+    they are choices of this project. The sum matters: every channel of KAO_QKV's output is a row term plus a column
+    term, which alone cannot separate an object from others in its row and its column. The value map starts at zero, so
+    the head starts as a plain convolutional one.
 
     Args:
-        in_channels: channels of the features.
-        channels: channels of the reduced map, on which the attention works.
-        mode: ``kv``, ``qkv``, ``dense`` or ``pooled``.
-        maps: which of q, k and v get a linear map.
-        key_channels: width of the mapped query and key. Defaults to ``channels``.
-        use_scale: divide the coefficients by the square root of ``key_channels``. The paper does not.
-        attention_norm: ``softmax``, ``bn_softmax`` or ``bn``, how the coefficients are normalised.
-        kernel_size: of the reducing convolution, odd.
-        **kwargs: the others of MMSegmentation's ``BaseDecodeHead``: ``num_classes``, ``norm_cfg``, ``in_index``, ...
+        in_channels: Channels of the features.
+        channels: Channels of the reduced map, to which the attention applies.
+        mode: ``'kv'``, ``'qkv'``, ``'dense'`` or ``'pooled'``.
+        maps: Which of q, k and v have a linear map.
+        key_channels: Channels of the mapped query and key. Defaults to ``channels``.
+        use_scale: Whether to divide the coefficients by the square root of ``key_channels``. The paper does not.
+        attention_norm: Normalization of the coefficients: ``'softmax'``, ``'bn_softmax'`` or ``'bn'``.
+        kernel_size: Size of the reducing convolution, odd.
+        **kwargs: Other arguments of MMSegmentation's ``BaseDecodeHead``, such as ``num_classes`` and ``norm_cfg``.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If a number is not an int.
+        ValueError: If ``kernel_size`` is even, a number is less than 1, or ``mode``, ``maps``, ``attention_norm`` or
+            ``input_transform`` is unknown.
+
+    Examples:
+        >>> import torch
+        >>> head = KAOHead(64, 16, num_classes=21, in_index=1)
+        >>> features = [torch.randn(2, 32, 40, 56), torch.randn(2, 64, 20, 28)]
+        >>> head(features).shape
+        torch.Size([2, 21, 20, 28])
     """
 
     def __init__(
@@ -60,8 +68,8 @@ class KAOHead(DecodeHead):
         check_int('kernel_size', kernel_size)
         if kernel_size % 2 == 0:
             raise ValueError(f'kernel_size must be odd, got {kernel_size!r}')
-        check_choice('mode', mode, REDUCTIONS)
-        check_flags(use_scale=use_scale)
+        check_choice('mode', mode, MODES)
+        scale = attention_scale(use_scale, channels if key_channels is None else key_channels)
         check_choice('attention_norm', attention_norm, NORMS)
         super().__init__(in_channels, channels, **kwargs)
         self.reduce = ConvModule(
@@ -73,19 +81,16 @@ class KAOHead(DecodeHead):
             norm_cfg=self.norm_cfg,
             act_cfg=self.act_cfg,
         )
-        width = channels if key_channels is None else key_channels
-        check_int('key_channels', width)
-        scale = width**-0.5 if use_scale else 1.0
         self.attention = KroneckerAttention2d(
             channels, mode, maps, key_channels, norm=attention_norm, scale=scale, residual=True
         )
         initialize(self)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Features of a backbone, of which ``in_index`` picks (B, in_channels, H, W) -> logits (B, num_classes, H, W).
+        """Return the logits (B, num_classes, H, W) of the features (B, in_channels, H, W) that ``in_index`` selects.
 
         Raises:
-            ValueError: features of other channels.
+            ValueError: If the features have other channels.
         """
         x = self.reduce(self._transform_inputs(inputs))
         return self.cls_seg(self.attention(x))
