@@ -9,8 +9,12 @@ from mmengine.registry import DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from mmkron.models import ASPPV2Head, KAOHead
+import mmkron.registry
+from mmkron.models import ASPPV2Head, KAOHead, decode_heads
 from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+from mmkron.registry import MODELS
+from support.docs import read_blocks
+from support.tools import ROOT
 
 OPERATORS = {
     'kv': kronecker_attention_kv,
@@ -283,3 +287,19 @@ def test_channels_that_do_not_fit_the_backbone(cls):
 def test_misuse(cls, kwargs, error, message):
     with pytest.raises(error, match=message):
         cls(**{**dict(in_channels=6, channels=4, num_classes=3), **kwargs})
+
+
+def test_page(tmp_path, monkeypatch):
+    """The head of docs/add_a_head.md is found by its file alone; nothing else names ``pooled_context_head.py``."""
+    file, use = (block for block in read_blocks(ROOT / 'docs/add_a_head.md', 'python') if block.key == 'head')
+    folder = tmp_path / 'models/decode_heads'
+    folder.mkdir(parents=True)
+    (folder / 'pooled_context_head.py').write_text(file.text)
+    monkeypatch.setattr(mmkron.registry, 'ROOT', tmp_path)
+    monkeypatch.setattr(MODELS, 'HOSTS', {'models/decode_heads': 'mmseg'})
+    monkeypatch.setattr(decode_heads, '__path__', [*decode_heads.__path__, str(folder)])
+    monkeypatch.setattr(MODELS, '_module_dict', dict(MODELS.module_dict))
+    monkeypatch.setitem(vars(MODELS), 'NEEDS_HOST', type(MODELS).NEEDS_HOST.func(MODELS))
+    scope = {}
+    exec(use.text, scope)
+    assert type(scope['head']).__module__ == 'mmkron.models.decode_heads.pooled_context_head'
