@@ -1,6 +1,6 @@
-"""Networks and their parts. Importing this module registers them; it needs none of the host libraries.
+"""Networks and their parts. Importing this module registers them and requires none of the host libraries.
 
-The heads derive from MMSegmentation's class, so they are imported when they are first asked for.
+Components that subclass a host's class, such as the decode heads, are imported on first access.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet, QKFo
 from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck, SpikeRateNeck
 from mmkron.registry import MODELS
 
-# Without the heads: a star import must not need MMSegmentation.
+# Without the heads, because a star import must not require MMSegmentation.
 __all__ = [
     'GlobalAveragePoolingDropout',
     'KANet',

@@ -23,8 +23,8 @@ class EventDataPreprocessor(ClsDataPreprocessor):
         pad_size_divisor: Multiple to which H and W are padded with zeros.
 
     Raises:
-        TypeError, ValueError: An argument outside these choices; inputs that are not tensors (T, C, H, W), or that
-            differ in T or C.
+        TypeError: If an argument has a wrong type or an input is not a tensor.
+        ValueError: If a number is less than 1, or inputs are not frames (T, C, H, W) of the same T and C.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Parts for plain PyTorch, where no host library puts a neck and a head on a backbone."""
+"""Parts for plain PyTorch, where no host library adds a neck and a head to a backbone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Select(nn.Module):
         index: Position in the tuple; negatives count from the end.
 
     Raises:
-        TypeError: ``index`` is not an int.
+        TypeError: If ``index`` is not an int.
     """
 
     def __init__(self, index: int = -1) -> None:
@@ -32,7 +32,7 @@ class Select(nn.Module):
         """Return the map at ``index``.
 
         Raises:
-            ValueError: There are fewer maps.
+            ValueError: If there are fewer maps.
         """
         if not -len(maps) <= self.index < len(maps):
             raise ValueError(f'index must be in [{-len(maps)}, {len(maps) - 1}], got {self.index}')
@@ -53,8 +53,14 @@ class Classifier(nn.Module):
         num_classes: Number of classes.
 
     Raises:
-        TypeError: The backbone is not one of mmkron's, or ``num_classes`` is not an int.
-        ValueError: ``num_classes`` is below 1, or the backbone returns maps of each step.
+        TypeError: If ``backbone`` is not a backbone of mmkron or ``num_classes`` is not an int.
+        ValueError: If ``num_classes`` is less than 1 or the backbone returns the maps of every time step.
+
+    Examples:
+        >>> import torch
+        >>> from mmkron.models import KANet
+        >>> Classifier(KANet('kanet-kv', widen_factor=0.25), 10)(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
@@ -69,5 +75,5 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(OrderedDict(fc=nn.Linear(backbone.out_channels[-1], num_classes)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (B, num_classes) of what the backbone takes, such as images (B, C, H, W)."""
+        """Return the logits (B, num_classes) for an input of the backbone, such as images (B, C, H, W)."""
         return self.head(self.backbone(x)[-1].mean((2, 3)))

@@ -1,4 +1,4 @@
-"""What every backbone of mmkron shares: outputs, freezing, batch norm in evaluation, checkpointing, layer depth."""
+"""Base class of the backbones: outputs, freezing, batch norm in evaluation, checkpointing, layer depth."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from mmkron.utils.checks import check_flags, check_int, resolve_indices
 
 
 class Backbone(BaseModule):
-    """A stem and a list of stages, each a sequence of blocks.
+    """Backbone of a stem and a list of stages, each a sequence of blocks.
 
-    A subclass passes the number of stages of the whole network, then builds ``self.stem`` (``nn.Sequential``: MMEngine
-    initialises a direct child that knows how to by its own rule, over ``init_cfg``) and ``self.stages``
-    (``nn.ModuleList`` of ``nn.Sequential``) up to ``self.last_stage`` only, so that no parameter is without a use, and
-    calls :meth:`finish`. A state dict of the whole network loads all the same: the entries of stages that are not
-    built are passed over.
+    A subclass passes the number of stages of the whole network to this constructor, builds ``self.stem``
+    (``nn.Sequential``, because MMEngine initializes a direct child with an ``init_weights`` of its own after
+    ``init_cfg``) and ``self.stages`` (``nn.ModuleList`` of ``nn.Sequential``) up to ``self.last_stage``, so that every
+    parameter is used, and calls :meth:`finish`. A state dict of the whole network still loads: entries of stages that
+    are not built are skipped.
 
     Args:
-        in_channels: channels of the image.
-        num_stages: stages of the whole network.
-        out_indices: stages whose maps are returned, negatives count from the end.
-        frozen_stages: -1 none, 0 the stem, k the stem and k stages.
-        norm_eval: keep batch norm in evaluation mode while training.
-        with_cp: recompute blocks in the backward pass to save memory.
-        init_cfg: initialisation, as in :class:`mmengine.model.BaseModule`.
+        in_channels: Channels of the image.
+        num_stages: Number of stages of the whole network.
+        out_indices: Stages whose maps are returned; negative indices count from the end.
+        frozen_stages: Number of stages to freeze together with the stem: -1 freezes nothing, 0 the stem alone.
+        norm_eval: Whether to keep batch norm in evaluation mode during training.
+        with_cp: Whether to recompute blocks in the backward pass to save memory.
+        init_cfg: Initialization, as in :class:`mmengine.model.BaseModule`.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument has a wrong type.
+        ValueError: If an index is out of range or repeated, or ``frozen_stages`` exceeds the stages that are built.
 
     Attributes:
-        out_channels (tuple[int, ...]): channels of each requested output.
-        out_strides (tuple[int, ...]): stride of each requested output against the input.
+        out_channels (tuple[int, ...]): Channels of each requested output.
+        out_strides (tuple[int, ...]): Stride of each requested output relative to the input.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Backbone(BaseModule):
         if frozen_stages > self.last_stage + 1:
             raise ValueError(
                 f'frozen_stages must be -1 (none), 0 (stem) or up to {self.last_stage + 1} (stages that out_indices '
-                f'needs), got {frozen_stages!r}'
+                f'requires), got {frozen_stages!r}'
             )
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -76,7 +77,11 @@ class Backbone(BaseModule):
     def finish(self, stage_channels: Sequence[int], stage_strides: Sequence[int]) -> None:
         """Publish channels and strides (one entry per stage), initialize by ``init_cfg`` and freeze.
 
-        The last line of a subclass's constructor.
+        A subclass calls this at the end of its constructor.
+
+        Args:
+            stage_channels: Channels of every stage that is built.
+            stage_strides: Stride of every stage that is built.
         """
         self.out_channels = tuple(stage_channels[i] for i in self.out_indices)
         self.out_strides = tuple(stage_strides[i] for i in self.out_indices)
@@ -84,17 +89,17 @@ class Backbone(BaseModule):
         self._freeze()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image (B, in_channels, H, W) -> the maps of ``out_indices``, (B, C, ceil(H / stride), ceil(W / stride)).
+        """Return the maps of ``out_indices``, (B, C, ceil(H / stride), ceil(W / stride)), for images (B, C, H, W).
 
         Raises:
-            TypeError: an input that is no floating-point tensor.
-            ValueError: an input that is empty or has other channels.
+            TypeError: If the input is not a floating-point tensor.
+            ValueError: If the input is empty or does not have ``in_channels`` channels.
         """
         check_map('x', x, self.in_channels)
         return tuple(self.run_stages(self.stem(x)))
 
     def run_stages(self, x: Tensor) -> list[Tensor]:
-        """The maps of ``out_indices``, of the stem's map."""
+        """Return the maps of ``out_indices`` for the output of the stem."""
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
@@ -104,12 +109,13 @@ class Backbone(BaseModule):
         return outs
 
     def run(self, block: nn.Module, x: Tensor) -> Tensor:
-        """``block(x)``, recomputed in the backward pass if ``with_cp`` says so."""
+        """Return ``block(x)``, recomputed in the backward pass if ``with_cp``."""
         if self.with_cp and torch.is_grad_enabled():
             return cp.checkpoint(block, x, use_reentrant=False)
         return block(x)
 
     def train(self, mode: bool = True) -> Backbone:
+        """Set the mode, but keep frozen stages and, if ``norm_eval``, batch norms in evaluation mode."""
         super().train(mode)
         self._freeze()
         if mode and self.norm_eval:
@@ -119,14 +125,15 @@ class Backbone(BaseModule):
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Depth of a parameter for layer-wise learning rate decay.
+        """Return the depth of a parameter for layer-wise learning rate decay.
 
         Args:
-            param_name: full name of the parameter.
-            prefix: prefix of this backbone's parameters in the name, such as ``backbone.``.
+            param_name: Full name of the parameter.
+            prefix: Prefix of this backbone's parameters in the name, such as ``backbone.``.
 
         Returns:
-            The layer (0 for the stem, then one a block; the last for what is not of this backbone) and their number.
+            The layer (0 for the stem, then one per block; the last for parameters outside the backbone) and the number
+            of layers.
         """
         num_layers = sum(len(stage) for stage in self.stages) + 2
         if not param_name.startswith(prefix):

@@ -17,22 +17,29 @@ from mmkron.utils.checks import check_int, check_ints, check_probability
 
 @MODELS.register_module()
 class ASPPV2Head(DecodeHead):
-    """Atrous spatial pyramid pooling as in DeepLabV2: the sum of four dilated 3 x 3 convolutions to the classes.
+    """Atrous spatial pyramid pooling of DeepLabV2: the sum of four dilated 3 x 3 convolutions to the classes.
 
-    MMSegmentation's ``ASPPHead`` is that of DeepLabV3. Source: Chen et al., DeepLab (TPAMI 2018, arXiv 1606.00915),
-    section 3.2; without batch norm and without a hidden layer, as in the Kronecker Attention Networks paper's baseline.
+    From `DeepLab <https://arxiv.org/abs/1606.00915>`_ (TPAMI 2018), section 3.2, without batch norm and without a
+    hidden layer, as in the baseline of Kronecker Attention Networks. MMSegmentation's ``ASPPHead`` follows DeepLabV3.
 
     Args:
-        in_channels: channels of the features.
-        channels: not used, since there is no hidden layer; accepted because the hosts' configs name it.
-        num_classes: classes.
-        dilations: dilation of each convolution.
-        dropout_ratio: dropout on the features.
-        init_cfg: initialisation; normal of deviation 0.01 by default.
-        **kwargs: the others of MMSegmentation's ``BaseDecodeHead``.
+        in_channels: Channels of the features.
+        channels: Not used, since there is no hidden layer; accepted because configs of MMSegmentation set it.
+        num_classes: Number of classes.
+        dilations: Dilation of each convolution.
+        dropout_ratio: Dropout on the features.
+        init_cfg: Initialization. Defaults to a normal distribution with standard deviation 0.01.
+        **kwargs: Other arguments of MMSegmentation's ``BaseDecodeHead``.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument has a wrong type.
+        ValueError: If a number or a dilation is less than 1, or ``dropout_ratio`` is outside [0, 1).
+
+    Examples:
+        >>> import torch
+        >>> head = ASPPV2Head(64, num_classes=21)
+        >>> head([torch.randn(2, 64, 9, 7)]).shape
+        torch.Size([2, 21, 9, 7])
     """
 
     def __init__(
@@ -69,10 +76,10 @@ class ASPPV2Head(DecodeHead):
         initialize(self)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Features of a backbone, of which ``in_index`` picks (B, in_channels, H, W) -> logits (B, num_classes, H, W).
+        """Return logits (B, num_classes, H, W) for the features (B, in_channels, H, W) at ``in_index``.
 
         Raises:
-            ValueError: features of other channels.
+            ValueError: If the features do not have ``in_channels`` channels.
         """
         x = self._transform_inputs(inputs)
         if self.dropout is not None:

@@ -1,4 +1,4 @@
-"""What the decode heads share: one clear error for features or labels that do not fit."""
+"""Base class of the decode heads, which checks features and labels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mmkron.utils.checks import check_choice, check_int, check_ints, check_seque
 
 
 class DecodeHead(BaseDecodeHead):
-    """MMSegmentation's base class with checks of the backbone's channels and of the label values.
+    """MMSegmentation's ``BaseDecodeHead`` with checks of the backbone's channels and of the label values.
 
-    Arguments are those of ``BaseDecodeHead``; of its input transforms only ``resize_concat`` and none are taken, since
-    these heads work on one map.
+    It takes the arguments of ``BaseDecodeHead``. The heads work on one map, so ``input_transform`` is None or
+    ``'resize_concat'``.
 
     Raises:
-        TypeError: ``in_channels`` that is no int where one map comes in.
-        ValueError: another input transform.
+        TypeError: If ``in_channels`` is not an int for a single input.
+        ValueError: If ``input_transform`` is ``'multiple_select'`` or unknown.
     """
 
     def _init_inputs(
@@ -33,12 +33,12 @@ class DecodeHead(BaseDecodeHead):
             check_ints('in_channels', in_channels)
         super()._init_inputs(in_channels, in_index, input_transform)
 
-    # Every head calls this first, so features that do not fit meet one message instead of a convolution's.
+    # Every head calls this first, so a mismatch raises an error that names the argument before a convolution fails.
     def _transform_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
         check_sequence('inputs', inputs)
         for index in [self.in_index] if isinstance(self.in_index, int) else self.in_index:
             if not -len(inputs) <= index < len(inputs):
-                raise ValueError(f'in_index must be of one of the {len(inputs)} inputs, got {index!r}')
+                raise ValueError(f'in_index must select one of the {len(inputs)} inputs, got {index!r}')
             check_map('inputs', inputs[index])
         x = super()._transform_inputs(inputs)
         if x.shape[1] != self.in_channels:
@@ -49,13 +49,13 @@ class DecodeHead(BaseDecodeHead):
         return x
 
     def loss_by_feat(self, seg_logits: Tensor, batch_data_samples: SampleList) -> dict[str, Tensor]:
-        """The losses of logits (B, num_classes, h, w) against the label maps of ``batch_data_samples``.
+        """Return the losses of logits (B, num_classes, h, w) for the label maps of ``batch_data_samples``.
 
         Raises:
-            ValueError: a label that is neither a class nor ``ignore_index``.
+            ValueError: If a label is neither a class nor ``ignore_index``.
         """
         labels = self._stack_batch_gt(batch_data_samples)
-        # One logit tells two classes apart, whether num_classes counts the background or not.
+        # One logit separates two classes, whether or not num_classes counts the background.
         classes = max(self.num_classes, 2) if self.out_channels == 1 else self.num_classes
         wrong = (labels < 0) | (labels >= classes)
         if self.ignore_index is not None:

@@ -1,4 +1,4 @@
-"""The attention operators as a segmentation head."""
+"""A segmentation head with Kronecker attention."""
 
 from __future__ import annotations
 
@@ -18,29 +18,35 @@ from mmkron.utils.checks import check_choice, check_flags, check_int
 
 @MODELS.register_module()
 class KAOHead(DecodeHead):
-    """Kronecker attention as the output part of a segmentation network: reduce, attend, add, classify.
+    """Segmentation head that reduces the features, adds the attention of the reduced map to it, and classifies.
 
-    A convolution reduces the features, the attention of the reduced map is added to it, and a 1 x 1 convolution
-    classifies. The sum matters: the output of KAO_QKV is a row term plus a column term in every channel, so without the
-    map itself beside it no object could be told from its row and its column. The value map starts at zero, so the head
-    starts as a plain convolutional one.
-
-    Source: Kronecker Attention Networks (KDD 2020), section 4.5: attention in the place of ASPP, with linear maps on
-    query, key and value. The text does not fix the reduction and the sum; they are this project's.
+    From `Kronecker Attention Networks <https://arxiv.org/abs/2007.08442>`_ (KDD 2020), section 4.5: attention instead
+    of ASPP, with linear maps on query, key and value. The text does not specify the reduction and the sum; they are
+    choices of this project. The sum matters: in every channel, the output of KAO_QKV is a row term plus a column term,
+    which alone cannot separate an object from its row and its column. The value map starts at zero, so the head starts
+    as a plain convolutional head.
 
     Args:
-        in_channels: channels of the features.
-        channels: channels of the reduced map, on which the attention works.
-        mode: ``kv``, ``qkv``, ``dense`` or ``pooled``.
-        maps: which of q, k and v get a linear map.
-        key_channels: width of the mapped query and key. Defaults to ``channels``.
-        use_scale: divide the coefficients by the square root of ``key_channels``. The paper does not.
-        attention_norm: ``softmax``, ``bn_softmax`` or ``bn``, how the coefficients are normalised.
-        kernel_size: of the reducing convolution, odd.
-        **kwargs: the others of MMSegmentation's ``BaseDecodeHead``: ``num_classes``, ``norm_cfg``, ``in_index``, ...
+        in_channels: Channels of the features.
+        channels: Channels of the reduced map, on which the attention works.
+        mode: ``'kv'``, ``'qkv'``, ``'dense'`` or ``'pooled'``.
+        maps: Which of q, k and v have a linear map, as a string of these letters.
+        key_channels: Channels of the mapped query and key. Defaults to ``channels``.
+        use_scale: Whether to divide the coefficients by the square root of ``key_channels``. The paper does not.
+        attention_norm: Normalization of the coefficients: ``'softmax'``, ``'bn_softmax'`` or ``'bn'``.
+        kernel_size: Kernel size of the reducing convolution, odd.
+        **kwargs: Other arguments of MMSegmentation's ``BaseDecodeHead``, such as ``num_classes`` and ``norm_cfg``.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument has a wrong type.
+        ValueError: If ``mode`` or ``attention_norm`` is unknown, ``kernel_size`` is even, or the channels do not match
+            ``maps``.
+
+    Examples:
+        >>> import torch
+        >>> head = KAOHead(64, 16, mode='qkv', num_classes=19)
+        >>> head([torch.randn(2, 64, 9, 7)]).shape
+        torch.Size([2, 19, 9, 7])
     """
 
     def __init__(
@@ -82,10 +88,10 @@ class KAOHead(DecodeHead):
         initialize(self)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Features of a backbone, of which ``in_index`` picks (B, in_channels, H, W) -> logits (B, num_classes, H, W).
+        """Return logits (B, num_classes, H, W) for the features (B, in_channels, H, W) at ``in_index``.
 
         Raises:
-            ValueError: features of other channels.
+            ValueError: If the features do not have ``in_channels`` channels.
         """
         x = self.reduce(self._transform_inputs(inputs))
         return self.cls_seg(self.attention(x))

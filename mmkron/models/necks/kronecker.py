@@ -1,4 +1,4 @@
-"""Kronecker attention on the levels of a pyramid."""
+"""Kronecker attention on the levels of a feature pyramid."""
 
 from __future__ import annotations
 
@@ -18,22 +18,33 @@ from mmkron.utils.checks import check_flags, check_int, check_ints, check_sequen
 
 @MODELS.register_module()
 class KroneckerNeck(BaseModule):
-    """Refines chosen levels of a pyramid: ``x + scale * attention(x)``, one scale a level, zero at the start.
+    """Neck that refines levels of a pyramid by ``x + scale * attention(x)``, with one scale per level.
 
-    So the neck starts as the identity, and a trained network into which it is put keeps its outputs. It stands alone
-    or after another neck, in MMDetection as in MMSegmentation. Source of the attention: Kronecker Attention Networks
-    (KDD 2020); that it refines a pyramid is this project's own use.
+    The scales start at zero, so the neck starts as the identity and a trained network that receives it keeps its
+    outputs. It works alone or after another neck, in MMDetection and in MMSegmentation. The attention is from
+    `Kronecker Attention Networks <https://arxiv.org/abs/2007.08442>`_ (KDD 2020); refining a pyramid with it is a
+    choice of this project.
 
     Args:
-        in_channels: channels of each level.
-        levels: which levels are refined, negatives count from the end; all by default. The others pass as they are.
-            A level that no head reads has no gradient, so leave it out where processes train together.
-        mode, maps, key_channels, norm: as in :class:`mmkron.layers.KroneckerAttention2d`.
-        use_scale: divide the coefficients by the square root of the key's channels. The paper does not.
-        init_cfg: initialisation of the attention layers, their own by default; or a checkpoint for the whole neck.
+        in_channels: Channels of each level.
+        levels: Levels to refine; negative indices count from the end. Defaults to all. The other levels are returned
+            unchanged. A level that no head reads has no gradient, so leave it out in distributed training.
+        mode: As in :class:`mmkron.layers.KroneckerAttention2d`.
+        maps: As in :class:`mmkron.layers.KroneckerAttention2d`.
+        key_channels: As in :class:`mmkron.layers.KroneckerAttention2d`.
+        norm: As in :class:`mmkron.layers.KroneckerAttention2d`.
+        use_scale: Whether to divide the coefficients by the square root of the key's channels. The paper does not.
+        init_cfg: Initialization of the attention layers, which have a default, or a checkpoint for the whole neck.
 
     Raises:
-        TypeError, ValueError: an argument outside these choices.
+        TypeError: If an argument has a wrong type.
+        ValueError: If a level is out of range or repeated, ``mode`` or ``norm`` is unknown, or the channels do not
+            match ``maps``.
+
+    Examples:
+        >>> neck = KroneckerNeck([16, 32], levels=-1, mode='qkv')
+        >>> [tuple(x.shape) for x in neck([torch.randn(1, 16, 8, 8), torch.randn(1, 32, 4, 4)])]
+        [(1, 16, 8, 8), (1, 32, 4, 4)]
     """
 
     def __init__(
@@ -48,7 +59,7 @@ class KroneckerNeck(BaseModule):
         init_cfg: dict | list | None = None,
     ) -> None:
         check_init_cfg(init_cfg)
-        # MMEngine lets children that know how to initialise themselves have the last word, but after a checkpoint.
+        # MMEngine initializes children with an init_weights of their own last, except after a checkpoint.
         pretrained = isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained'
         super().__init__(init_cfg if pretrained else None)
         check_ints('in_channels', in_channels)
@@ -70,15 +81,16 @@ class KroneckerNeck(BaseModule):
             self.scales[str(level)] = nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Levels (B, C, H, W), one for each entry of ``in_channels`` -> as many of the same shapes.
+        """Return levels of the same shapes for levels (B, C, H, W), one per entry of ``in_channels``.
 
         Raises:
-            TypeError: an input that is no floating-point tensor.
-            ValueError: another number of levels; a level that is no map or has other channels.
+            TypeError: If an input is not a floating-point tensor.
+            ValueError: If the number of levels differs from ``in_channels``, or a level is not a map or has other
+                channels.
         """
         check_sequence('inputs', inputs)
         if len(inputs) != len(self.in_channels):
-            raise ValueError(f'in_channels names {len(self.in_channels)} levels, but {len(inputs)} come in')
+            raise ValueError(f'inputs must be {len(self.in_channels)} levels, as in_channels, got {len(inputs)}')
         outs = list(inputs)
         for level in self.levels:
             x = inputs[level]

@@ -1,4 +1,4 @@
-"""Global average pooling with dropout: the hosts' pooling necks have none, and their linear heads neither."""
+"""Global average pooling with dropout, which neither the pooling necks nor the linear heads of the hosts have."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from mmkron.utils.checks import check_probability, check_sequence
 
 @MODELS.register_module()
 class GlobalAveragePoolingDropout(BaseModule):
-    """Global average pooling, then dropout on the pooled features.
+    """Global average pooling followed by dropout on the pooled features.
 
     Args:
-        drop_rate: probability with which a feature is dropped in training, from 0 (inclusive) to 1 (exclusive).
+        drop_rate: Probability of dropping a feature during training, in [0, 1).
 
     Raises:
-        TypeError, ValueError: a ``drop_rate`` that is not a number or outside this range.
+        TypeError: If ``drop_rate`` is not a number.
+        ValueError: If ``drop_rate`` is outside [0, 1).
+
+    Examples:
+        >>> import torch
+        >>> GlobalAveragePoolingDropout(0.2)(torch.randn(2, 16, 5, 7))[0].shape
+        torch.Size([2, 16])
     """
 
     def __init__(self, drop_rate: float = 0.2) -> None:
@@ -30,10 +36,11 @@ class GlobalAveragePoolingDropout(BaseModule):
         self.drop_rate = drop_rate
 
     def forward(self, inputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Map (B, C, H, W), or a sequence of them -> tuple of (B, C), one for each.
+        """Return a tuple of pooled features (B, C), one per map (B, C, H, W) of the input.
 
         Raises:
-            TypeError, ValueError: an input that is not a floating-point map, or empty.
+            TypeError: If an input is not a floating-point tensor.
+            ValueError: If an input is not a map or is empty.
         """
         maps = (inputs,) if isinstance(inputs, Tensor) else inputs
         check_sequence('inputs', maps)
