@@ -21,13 +21,13 @@ from mmkron.layers import KroneckerAttention2d
 from mmkron.ops import (
     attend,
     axis_means,
+    column_attention,
     dense_attention,
-    kronecker,
     kronecker_attention_kv,
     kronecker_attention_qkv,
     pooled_attention,
 )
-from mmkron.ops.kronecker import attend_plain
+from mmkron.ops.column_attention import attend_plain
 from timing import machine, medians, table
 
 FOLDER = Path(__file__).resolve().parent
@@ -156,13 +156,13 @@ def compare_batch_norm() -> str:
 def compare_tiled() -> str:
     """dense_attention by its two products and by torch's tiled attention, around the size where it changes over."""
     rows = []
-    chosen = kronecker.TILED_MIN_KEYS
+    chosen = column_attention.TILED_MIN_KEYS
     for channels in (8, 64, 256):
         for size in (20, 28, 32, 40):
             x = torch.randn(8, channels, size, size) / channels**0.5
 
             def run(least_keys: int, step: Callable, x: Tensor = x) -> None:
-                kronecker.TILED_MIN_KEYS = least_keys
+                column_attention.TILED_MIN_KEYS = least_keys
                 step(dense_attention, x)
 
             seconds = []
@@ -171,7 +171,7 @@ def compare_tiled() -> str:
                 seconds.append(medians(forms, rounds=5))
             ratios = [f'{each["products"] / each["tiled"]:.2f}' for each in seconds]
             rows.append([f'(8, {channels}, {size}, {size})', f'{size**2}', *ratios])
-    kronecker.TILED_MIN_KEYS = chosen
+    column_attention.TILED_MIN_KEYS = chosen
     return table(['input', 'keys', 'tiled is faster, forward', 'forward + backward'], rows)
 
 

@@ -1,4 +1,4 @@
-"""What one position of a map weighs: the coefficients of an operator as rows, columns and positions of its context."""
+"""Weights of the rows, columns and positions of a context map in the output of an attention operator."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mmkron.analysis.kronecker_cost import MODES
 from mmkron.ops.checks import check_floating
+from mmkron.ops.kronecker import MODES
 from mmkron.utils.checks import check_choice, check_sequence, resolve_size
 
 
 class PositionWeights(NamedTuple):
-    """Weights of a context map (H', W') in the output at one position; in mode ``pooled`` of the pooled map.
+    """Weights of a context map (H', W'), pooled in mode ``'pooled'``, in the output at one position.
 
     Attributes:
         rows: (B, Q, H'), from the top.
         columns: (B, Q, W'), from the left.
-        positions: (B, H', W'), all Q queries together.
+        positions: (B, H', W'), the sum over all Q queries.
     """
 
     rows: Tensor
@@ -32,7 +32,7 @@ def position_weights(
     position: tuple[int, int],
     context_size: tuple[int, int] | None = None,
 ) -> PositionWeights:
-    """Weights with which the values of a context enter the output at one position.
+    """Return the weights of the context's values in the output at one position.
 
     The output of an operator at position p is ``sum_k C[k, p] v_k`` over its keys k. In modes ``dense`` and ``pooled``
     a key is a (pooled) position and its coefficient is its weight; ``rows`` and ``columns`` are the sums of these
@@ -47,15 +47,22 @@ def position_weights(
     ``sum_yx positions[y, x] v[y, x]`` is the operator's output, for pooled v in mode ``pooled``.
 
     Args:
-        coefficients: (B, m, n), as of :meth:`mmkron.layers.KroneckerAttention2d.coefficients`.
-        mode: ``dense``, ``pooled``, ``kv`` or ``qkv``.
+        coefficients: (B, m, n), as returned by :meth:`mmkron.layers.KroneckerAttention2d.coefficients`.
+        mode: ``'dense'``, ``'pooled'``, ``'kv'`` or ``'qkv'``.
         size: (H, W) of the query map.
         position: (i, j), row and column in the query map.
         context_size: (H', W') of the context map before pooling. Defaults to ``size``.
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: an unknown ``mode``, a position outside the map, or coefficients of another shape.
+        TypeError: If ``coefficients`` is not a floating-point tensor, or ``position`` or a size does not consist of
+            ints.
+        ValueError: If ``mode`` is unknown, ``position`` is outside the map, or ``coefficients`` has another shape.
+
+    Examples:
+        >>> import torch
+        >>> weights = position_weights(torch.full((1, 4, 9), 0.25), 'dense', (3, 3), (1, 1), context_size=(2, 2))
+        >>> weights.rows.tolist(), weights.positions.tolist()
+        ([[[0.5, 0.5]]], [[[0.25, 0.25], [0.25, 0.25]]])
     """
     check_choice('mode', mode, MODES)
     check_floating('coefficients', coefficients)
@@ -65,17 +72,15 @@ def position_weights(
         raise TypeError(f'position must be two ints, got {position!r}')
     if not (0 <= i < h and 0 <= j < w):
         raise ValueError(f'position must be in [0, {h - 1}] x [0, {w - 1}], got {position!r}')
-    height, width = resolve_size('context_size', size if context_size is None else context_size)
-    if mode == 'pooled':
-        height, width = -(-height // 2), -(-width // 2)
-    queries = h + w if mode == 'qkv' else h * w
-    keys = height + width if mode in ('kv', 'qkv') else height * width
+    context_size = (h, w) if context_size is None else resolve_size('context_size', context_size)
+    query, context = MODES[mode]
+    queries, keys = query.count((h, w)), context.count(context_size)
     if coefficients.dim() != 3 or coefficients.shape[1:] != (keys, queries):
         raise ValueError(f'coefficients must be (B, {keys}, {queries}), got shape {tuple(coefficients.shape)}')
 
-    chosen = [w + i, j] if mode == 'qkv' else [i * w + j]
-    weights = coefficients[:, :, chosen].transpose(1, 2)
-    if mode in ('dense', 'pooled'):
+    weights = coefficients[:, :, query.indices((i, j), w)].transpose(1, 2)
+    height, width = context.grid(context_size)
+    if not context.means:
         maps = weights.unflatten(2, (height, width))
         return PositionWeights(maps.sum(3), maps.sum(2), maps[:, 0])
     columns, rows = weights.split([width, height], 2)

@@ -1,9 +1,8 @@
 """The operators as functions on tensors. This package needs nothing but torch."""
 
+from mmkron.ops.coefficient_bn import CoefficientBN
+from mmkron.ops.column_attention import attend, attention_coefficients
 from mmkron.ops.kronecker import (
-    CoefficientBN,
-    attend,
-    attention_coefficients,
     axis_means,
     dense_attention,
     kronecker_attention_kv,

@@ -12,16 +12,18 @@ from mmkron.utils.checks import check_choice, check_number, check_probability
 
 
 class CoefficientBN(NamedTuple):
-    """Batch normalisation of the coefficients, as one channel; fields as in :func:`torch.nn.functional.batch_norm`.
+    """Batch normalization of the coefficients as one channel.
+
+    The fields are as in :func:`torch.nn.functional.batch_norm`.
 
     Args:
-        weight: scale of shape (1,), or None for 1.
-        bias: shift of shape (1,), or None for 0. Softmax cancels it, so only ``norm='bn'`` reads it.
-        running_mean: buffer of shape (1,) that training updates in place, or None.
-        running_var: buffer of shape (1,) that training updates in place and evaluation reads, or None.
-        training: normalise with the statistics of this batch.
-        momentum: weight of this batch in the running statistics.
-        eps: added to the variance.
+        weight: Gain of shape (1,), or None for 1.
+        bias: Shift of shape (1,), or None for 0. Softmax cancels it, so only ``norm='bn'`` reads it.
+        running_mean: Buffer of shape (1,) that training updates in place, or None.
+        running_var: Buffer of shape (1,) that training updates in place and evaluation reads, or None.
+        training: Whether to normalize with the statistics of this batch.
+        momentum: Weight of this batch in the running statistics.
+        eps: Number added to the variance.
     """
 
     weight: Tensor | None = None
@@ -35,7 +37,7 @@ class CoefficientBN(NamedTuple):
 
 def check_coefficient_bn(bn: Any) -> None:
     """Raise TypeError or ValueError unless ``bn`` is a :class:`CoefficientBN` whose fields are as documented."""
-    # A graph may hold the momentum of a plain average as an unknown number.
+    # In a graph, the momentum of a plain average may be an unknown number.
     if torch.jit.is_tracing() or torch.compiler.is_compiling():
         return
     if not isinstance(bn, CoefficientBN):

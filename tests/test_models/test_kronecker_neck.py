@@ -27,7 +27,7 @@ def pyramid():
 
 @pytest.mark.parametrize('mode', ['kv', 'qkv', 'dense', 'pooled'])
 def test_starts_as_the_identity_and_learns(mode):
-    """No level changes, yet one step on the scales opens the way for the maps."""
+    """No level changes, yet after one step on the scales the maps have a gradient."""
     neck, inputs = build(mode=mode), pyramid()
     outs = neck(inputs)
     assert isinstance(outs, tuple)
@@ -69,7 +69,7 @@ def test_list_of_the_caller_is_left_as_it_is():
     assert all(x is y for x, y in zip(inputs, before))
 
 
-def test_initialisation(tmp_path):
+def test_initialization(tmp_path):
     """The layers' own by default, a given one instead, a checkpoint over both."""
     for init_cfg, least, most in (
         (None, 0.9 * (3 / 4) ** 0.5, (3 / 4) ** 0.5),  # Xavier uniform: sqrt(6 / (4 + 4))
@@ -94,27 +94,29 @@ def test_arguments_reach_the_layers():
 
 
 @pytest.mark.parametrize(
-    ('kwargs', 'error'),
+    ('kwargs', 'error', 'argument', 'value'),
     [
-        (dict(in_channels=256), TypeError),
-        (dict(in_channels=()), ValueError),
-        (dict(levels=3), ValueError),
-        (dict(levels=()), ValueError),
-        (dict(levels=(0, -3)), ValueError),
-        (dict(levels='0'), TypeError),
-        (dict(key_channels=0, use_scale=True), ValueError),
-        (dict(mode='x'), ValueError),
+        (dict(in_channels=256), TypeError, 'in_channels', 256),
+        (dict(in_channels=()), ValueError, 'in_channels', ()),
+        (dict(in_channels=(4, 0)), ValueError, 'in_channels', 0),
+        (dict(levels=3), ValueError, 'levels', 3),
+        (dict(levels=()), ValueError, 'levels', ()),
+        (dict(levels=(0, -3)), ValueError, 'levels', (0, -3)),
+        (dict(levels='0'), TypeError, 'levels', '0'),
+        (dict(key_channels=0, use_scale=True), ValueError, 'key_channels', 0),
+        (dict(use_scale=1), ValueError, 'use_scale', 1),
+        (dict(mode='x'), ValueError, 'mode', 'x'),
     ],
+    ids=str,
 )
-def test_misuse(kwargs, error):
-    name, value = next(iter(kwargs.items()))
-    with raises(error, name, value):
+def test_misuse(kwargs, error, argument, value):
+    with raises(error, argument, value):
         KroneckerNeck(**{**dict(in_channels=CHANNELS), **kwargs})
 
 
 def test_levels_that_do_not_fit():
     neck, inputs = build(levels=(0, 2)), pyramid()
-    with raises(ValueError, 'in_channels', 2):
+    with raises(ValueError, 'inputs', 2):
         neck(inputs[:2])
     with raises(ValueError, 'level 2 of inputs', (2, 6, 6, 4)):
         neck((inputs[0], inputs[1], inputs[1]))

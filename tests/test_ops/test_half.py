@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mmkron import ops
 from mmkron.layers import KroneckerAttention2d
 from mmkron.ops import lif
-from mmkron.ops.kronecker import NORMS, TILED_MIN_KEYS, attend_plain
+from mmkron.ops.column_attention import NORMS, TILED_MIN_KEYS, attend_plain
 from mmkron.ops.neurons.norm_lif import norm_lif
 
 HALVES = [torch.float16, torch.bfloat16]

@@ -20,7 +20,7 @@ from mmkron.ops import (
     pool_context,
     pooled_attention,
 )
-from mmkron.ops.kronecker import CHUNK_COEFFICIENTS, TILED_MIN_KEYS, attend_plain, coefficient_moments
+from mmkron.ops.column_attention import CHUNK_COEFFICIENTS, TILED_MIN_KEYS, attend_plain, coefficient_moments
 from support.errors import raises
 
 OPERATORS = {

@@ -1,9 +1,9 @@
-"""Draws what an attention layer weighs for one pixel of an image: the rows, columns and positions of its map.
+"""Draw the weights of an attention layer for one pixel of an image, for the rows, columns and positions of its map.
 
     python tools/visualizations/kao_coefficients.py CONFIG CHECKPOINT IMAGE --pixel X Y
 
-The config is one of MMPretrain, MMSegmentation or MMDetection whose model holds mmkron.KroneckerAttention2d. The whole
-image goes through the config's test pipeline, without its crops.
+The config is one of MMPretrain, MMSegmentation or MMDetection whose model has mmkron.KroneckerAttention2d layers. The
+whole image passes through the config's test pipeline, without its crops.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from mmkron.datasets import LoadImageFromFile
 from mmkron.engine import runner as launch
 from mmkron.engine.runner import LaunchError
 from mmkron.layers import KroneckerAttention2d
+from mmkron.ops.kronecker import MODES
 
 STRONGEST = 5
 
@@ -51,7 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def read_image(path: str, pixel: tuple[int, int]) -> np.ndarray:
-    """(H, W, 3), uint8, RGB. The pixel (x, y) has to be in it."""
+    """Return the image (H, W, 3), uint8, RGB, or raise LaunchError if it cannot be read or has no pixel (x, y)."""
     try:
         image = LoadImageFromFile().transform(dict(img_path=path))['img']
     except (OSError, ValueError) as error:
@@ -69,7 +70,7 @@ def attention_layers(model: nn.Module) -> dict[str, KroneckerAttention2d]:
 
 
 def pipeline_steps(cfg: Config) -> list[dict]:
-    """The steps of the test pipeline without those for annotations and crops."""
+    """Return the steps of the test pipeline, without annotations and crops."""
     dataset = (cfg.get('test_dataloader') or {}).get('dataset')
     pipelines = [leaf.get('pipeline') for _, leaf in leaf_datasets(dataset, 'test_dataloader.dataset')]
     pipeline = next(filter(None, [*pipelines, cfg.get('test_pipeline')]), None)
@@ -78,21 +79,21 @@ def pipeline_steps(cfg: Config) -> list[dict]:
     for step in pipeline:
         if 'transforms' in step:
             raise LaunchError(
-                f'the test pipeline has {type_name(step)}, whose own steps are not followed here; '
-                '--cfg-options or another config can give one that makes one input of an image'
+                f'the test pipeline has {type_name(step)}, whose nested steps are not supported; '
+                'use --cfg-options or another config with a pipeline that makes one input of an image'
             )
     return [step for step in pipeline if not any(word in type_name(step) for word in ('Annotations', 'Crop'))]
 
 
 def prepare(cfg: Config, path: str, shape: tuple[int, int], model: nn.Module) -> tuple[dict, tuple[float, float]]:
-    """The image of ``shape`` (H, W) as a batch of one, made by the test pipeline, and the extent of that batch.
+    """Return the batch that the test pipeline makes of an image of ``shape`` (H, W), and the extent of the batch.
 
-    The extent is (x, y) in pixels of the image, and beyond it where padding was added, below and at the right.
+    The extent is (x, y) in pixels of the image; it is outside the image if padding was added, below and at the right.
     """
     steps, padding = pipeline_steps(cfg), np.ones(2)
     sample: dict[str, Any] = dict(img_path=path, img_id=0)
     if not any(type_name(step).startswith('Load') for step in steps):
-        # The dataset makes the images, of as many channels as the network takes.
+        # The dataset makes the images, with as many channels as the network takes.
         channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
         sample = LoadImageFromFile(color_type='grayscale' if channels == 1 else 'color').transform(sample)
     for step in Compose(steps).transforms:
@@ -110,7 +111,7 @@ def prepare(cfg: Config, path: str, shape: tuple[int, int], model: nn.Module) ->
 
 
 def run_layers(model: nn.Module, batch: dict, wanted: str | None) -> tuple[str, Tensor, Tensor]:
-    """Name of the wanted attention layer, or of the last that runs, and the map and the context that it gets."""
+    """Return the name of the wanted attention layer, or of the last that runs, with its input map and its context."""
     layers = attention_layers(model)
     names, maps = {layer: name for name, layer in layers.items()}, {}
 
@@ -121,7 +122,7 @@ def run_layers(model: nn.Module, batch: dict, wanted: str | None) -> tuple[str, 
     model(**batch, mode='tensor')
     for hook in hooks:
         hook.remove()
-    # One region alone is a batch of one as well.
+    # A single region is a batch of one, too.
     regions = [name for name in maps if len(maps[name]['x']) != 1 or 'roi_head' in name.split('.')]
     name = wanted or next(reversed(maps), None)
     if name in maps and name not in regions:
@@ -131,9 +132,9 @@ def run_layers(model: nn.Module, batch: dict, wanted: str | None) -> tuple[str, 
     for layer in layers:
         size = 'map {} x {}'.format(*maps[layer]['x'].shape[2:]) if layer in maps else 'does not run in prediction'
         lines.append(f'\n  {layer}: mode {layers[layer].mode}, {size}{", of regions" if layer in regions else ""}')
-    problem = 'no attention layer runs' if wanted is None else f'--layer {wanted!r} is no attention layer that runs'
+    problem = 'no attention layer runs' if wanted is None else f'--layer {wanted!r} is not an attention layer that runs'
     if name in regions:
-        problem = f"the maps of layer {name!r} are those of regions and not the image's"
+        problem = f'the maps of layer {name!r} are of regions, not of the image'
     raise LaunchError(f'{problem}; the model has{"".join(lines)}')
 
 
@@ -141,13 +142,13 @@ def run_layers(model: nn.Module, batch: dict, wanted: str | None) -> tuple[str, 
 def view_pixel(
     model: nn.Module, batch: dict, extent: tuple[float, float], pixel: tuple[int, int], wanted: str | None
 ) -> View:
-    """Runs the model on the batch of one image, which ends at ``extent``, and takes the weights of ``pixel``."""
+    """Run the model on the batch of one image, which ends at ``extent``, and return the weights for ``pixel``."""
     name, x, context = run_layers(model, batch, wanted)
     layer, size, context_size = model.get_submodule(name), tuple(x.shape[2:]), tuple(context.shape[2:])
     j, i = (int((p + 0.5) / end * cells) for p, end, cells in zip(pixel, extent, reversed(size)))
-    if layer.mode == 'qkv':
-        weights = position_weights(layer.coefficients(x, context), 'qkv', size, (i, j), context_size)
-    else:  # one query alone, since the coefficients of all may be too many to hold
+    if MODES[layer.mode].query.means:
+        weights = position_weights(layer.coefficients(x, context), layer.mode, size, (i, j), context_size)
+    else:  # one query only, because the coefficients of all may exceed the memory
         coefficients = layer.coefficients(x[:, :, i : i + 1, j : j + 1], context)
         weights = position_weights(coefficients, layer.mode, (1, 1), (0, 0), context_size)
     weights = PositionWeights(*(part[0].float().cpu() for part in weights))
@@ -155,20 +156,27 @@ def view_pixel(
 
 
 def save(picture: np.ndarray, name: str, out_dir: Path, cfg: Config, started: int) -> list[Path]:
-    """Writes the picture, gives it to the config's visualizer, and lists the files written from ``started`` on."""
+    """Write the picture, pass it to the config's visualizer, and return the files written since ``started``."""
     backends = cfg.get('vis_backends') or [dict(type='LocalVisBackend')]
     settings = cfg.get('visualizer') or dict(type='Visualizer', vis_backends=backends)
     try:
         mmcv.imwrite(picture[..., ::-1], str(out_dir / f'{name}.png'))
-        # Visualizers are found by name, and one of that name may have other backends.
+        # Visualizers are looked up by name, and one of the same name may have other backends.
         visualizer = VISUALIZERS.build(dict(settings, name=f'{name}_{started}', save_dir=str(out_dir)))
         visualizer.add_image(name, picture)
         visualizer.close()
     except ImportError as error:
-        raise LaunchError(f'a backend of the visualizer lacks a package: {error}') from error
+        raise LaunchError(f'a backend of the visualizer needs a package: {error}') from error
     except OSError as error:
         raise LaunchError(f'the picture cannot be written: {error}') from error
     return [path for path in sorted(out_dir.rglob('*')) if path.is_file() and path.stat().st_mtime_ns >= started]
+
+
+def print_strongest(weights: PositionWeights) -> None:
+    for kind, values in (('columns', weights.columns.sum(0)), ('rows', weights.rows.sum(0))):
+        best = values.abs().topk(min(STRONGEST, len(values))).indices
+        pairs = [f'{k} ({value:.3g})' for k, value in zip(best.tolist(), values[best].tolist())]
+        print(f'strongest {kind} of {len(values)}: {", ".join(pairs)}')
 
 
 def run(args: argparse.Namespace) -> None:
@@ -184,14 +192,11 @@ def run(args: argparse.Namespace) -> None:
         try:
             out_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LaunchError(f'--out-dir {args.out_dir!r} cannot be made: {error}') from error
+            raise LaunchError(f'--out-dir {args.out_dir!r} cannot be created: {error}') from error
         view = view_pixel(model, batch, extent, pixel, args.layer)
         name = f'{Path(args.image).stem}_{view.layer}_x{pixel[0]}_y{pixel[1]}'
         written = save(draw(image, pixel, view), name, out_dir, cfg, started)
-    for kind, weights in (('columns', view.weights.columns.sum(0)), ('rows', view.weights.rows.sum(0))):
-        best = weights.abs().topk(min(STRONGEST, len(weights))).indices
-        pairs = [f'{k} ({value:.3g})' for k, value in zip(best.tolist(), weights[best].tolist())]
-        print(f'strongest {kind} of {len(weights)}: {", ".join(pairs)}')
+    print_strongest(view.weights)
     print('written:', *written, sep='\n  ')
 
 

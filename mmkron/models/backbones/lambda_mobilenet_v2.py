@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch.nn as nn
 from mmcv.cnn import ConvModule
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, ModuleList, Sequential
 from torch import Tensor
 
 from mmkron.layers.configs import check_act_cfg, check_norm_cfg
 from mmkron.layers.lambda_block import LambdaConvBlock, check_block_numbers, resolve_lambda_cfg
-from mmkron.models.backbones.mobilenet_v2 import MobileBackbone, group_rows
+from mmkron.models.backbones.mobilenet_v2 import (
+    LAST_CHANNELS,
+    STEM_CHANNELS,
+    BlockSpec,
+    MobileBackbone,
+    resolve_stages,
+    scale_channels,
+)
 from mmkron.registry import MODELS
 from mmkron.utils.checks import check_choice, check_number
 
@@ -92,16 +100,30 @@ class LambdaMobileNetV2(MobileBackbone):
         lambda_cfg = dict(dict(scope=5, dim_key=32, heads=4), **resolve_lambda_cfg(lambda_cfg, norm_act['norm_cfg']))
         if lambda_cfg['scope'] is None:
             raise ValueError('scope of lambda_cfg must be an int, got None')
-        rows = group_rows(LAYOUT)
+        stages = resolve_stages(LAYOUT, widen_factor)
         init_cfg = dict(type='Kaiming', layer='Conv2d') if init_cfg is None else init_cfg
-        super().__init__(in_channels, len(rows) + 1, out_indices, frozen_stages, norm_eval, with_cp, init_cfg)
+        super().__init__(in_channels, len(stages) + 1, out_indices, frozen_stages, norm_eval, with_cp, init_cfg)
 
-        def make_block(_: str, channels: int, width: int, expansion: int, stride: int, number: int) -> BaseModule:
-            if number in lambda_blocks:
-                return LambdaInvertedResidual(channels, width, stride, lambda_cfg, **norm_act)
-            return InvertedResidual(channels, width, expansion, stride, **norm_act)
+        self.lambda_blocks, self.lambda_cfg, self.norm_act = tuple(lambda_blocks), lambda_cfg, norm_act
 
-        self.build(rows, widen_factor, stem_stride, make_block, norm_act)
+        stem_channels = scale_channels(STEM_CHANNELS, widen_factor)
+        last_channels = scale_channels(LAST_CHANNELS, max(1.0, widen_factor))
+        self.stem = nn.Sequential(ConvModule(in_channels, stem_channels, 3, stem_stride, 1, **norm_act))
+        # MMEngine's containers, because it does not reach the init_weights of blocks through torch's.
+        self.stages = ModuleList(self._make_stage(blocks) for blocks in stages[: self.last_stage + 1])
+        if self.last_stage == len(stages):
+            last_conv = ConvModule(stages[-1][-1].out_channels, last_channels, 1, **norm_act)
+            self.stages.append(nn.Sequential(last_conv))
+        self.finish_stages(stages, stem_stride, last_channels)
+
+    def _make_stage(self, blocks: Sequence[BlockSpec]) -> Sequential:
+        return Sequential(*(self._make_block(block) for block in blocks))
+
+    def _make_block(self, block: BlockSpec) -> BaseModule:
+        channels, stride = (block.in_channels, block.out_channels), block.stride
+        if block.number in self.lambda_blocks:
+            return LambdaInvertedResidual(*channels, stride, self.lambda_cfg, **self.norm_act)
+        return InvertedResidual(*channels, block.expansion, stride, **self.norm_act)
 
 
 class InvertedResidual(BaseModule):

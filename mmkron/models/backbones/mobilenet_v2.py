@@ -1,71 +1,93 @@
-"""The skeleton of MobileNetV2: rows of blocks between a first convolution and a last one of 1 x 1."""
+"""Parts that networks with the layout of MobileNetV2 share: the blocks of each stage, and their channels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import torch.nn as nn
-from mmcv.cnn import ConvModule
-from mmengine.model import ModuleList, Sequential
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mmkron.models.backbones.base import Backbone
 from mmkron.utils.checks import check_choice, check_int, check_sequence
 
+# MobileNetV2's channels of the first and of the last convolution.
+STEM_CHANNELS = 32
+LAST_CHANNELS = 1280
 
-class MobileBackbone(Backbone):
-    """A backbone that calls :meth:`build` at the end of its init.
 
-    Its blocks leave the initialisation of their convolutions to the network's ``init_cfg``.
+class BlockSpec(NamedTuple):
+    """Settings of one block.
+
+    Attributes:
+        module: Kind of the block.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        expansion: Factor of the expansion.
+        stride: 1 or 2.
+        number: Position of the block in the network, from 1.
     """
 
-    def build(
-        self,
-        rows: Sequence[Sequence[Sequence]],
-        widen_factor: float,
-        stem_stride: int,
-        make_block: Callable[..., nn.Module],
-        norms: Mapping[str, Any],
-    ) -> None:
-        """Makes stem, stages and last convolution.
+    module: str
+    in_channels: int
+    out_channels: int
+    expansion: int
+    stride: int
+    number: int
+
+
+class MobileBackbone(Backbone):
+    """Backbone whose stages are lists of :class:`BlockSpec`, followed by a 1 x 1 convolution as the last stage.
+
+    Its blocks leave the initialization of their convolutions to the network's ``init_cfg``.
+    """
+
+    def finish_stages(self, stages: Sequence[Sequence[BlockSpec]], stem_stride: int, last_channels: int) -> None:
+        """Publish the channels and strides of all stages, then initialize and freeze.
+
+        The last line of a subclass's constructor.
 
         Args:
-            rows: those of each stage, see :func:`group_rows`.
-            widen_factor: factor on all channels but the last ones, which are never narrowed.
-            stem_stride: stride of the first convolution.
-            make_block: from module, channels of input and output, expansion, stride and the block's number from 1.
-            norms: normalisation and activation, as ``norm_cfg`` and ``act_cfg``.
+            stages: Blocks of each stage of the whole network.
+            stem_stride: Stride of the first convolution.
+            last_channels: Channels of the last convolution.
         """
-        width = scale_channels(32, widen_factor)
-        self.stem = nn.Sequential(ConvModule(self.in_channels, width, 3, stem_stride, 1, **norms))
-        # MMEngine's containers: through them it reaches the init_weights of the blocks.
-        self.stages = ModuleList()
-        stride, number, channels, strides = stem_stride, 0, [], []
-        for stage_rows in rows[: self.last_stage + 1]:
-            blocks = []
-            for module, expansion, out_width, repeats, first_stride in stage_rows:
-                out_width = scale_channels(out_width, widen_factor)
-                for repeat in range(repeats):
-                    block_stride = first_stride if repeat == 0 else 1
-                    number += 1
-                    blocks.append(make_block(module, width, out_width, expansion, block_stride, number))
-                    width, stride = out_width, stride * block_stride
-            self.stages.append(Sequential(*blocks))
-            channels.append(width)
-            strides.append(stride)
-        if self.last_stage == len(rows):
-            last_width = scale_channels(1280, max(1.0, widen_factor))
-            self.stages.append(nn.Sequential(ConvModule(width, last_width, 1, **norms)))
-            channels.append(last_width)
-            strides.append(stride)
-        self.finish(channels, strides)
+        channels, strides = [], [stem_stride]
+        for blocks in stages:
+            channels.append(blocks[-1].out_channels)
+            strides.append(strides[-1] * blocks[0].stride)
+        self.finish([*channels, last_channels], [*strides[1:], strides[-1]])
+
+
+def resolve_stages(layout: Sequence[Sequence], widen_factor: float) -> list[list[BlockSpec]]:
+    """Return the blocks of each stage of a layout.
+
+    Args:
+        layout: Rows (module, expansion, channels, repeats, stride of the first block), see :func:`group_rows`.
+        widen_factor: Factor on all channels, see :func:`scale_channels`.
+
+    Raises:
+        TypeError: If ``layout`` is not a sequence, or a number in a row is not an int.
+        ValueError: If ``layout`` is empty, or a row has another length or a number out of range.
+    """
+    stages = []
+    in_channels, number = scale_channels(STEM_CHANNELS, widen_factor), 0
+    for rows in group_rows(layout):
+        blocks = []
+        for module, expansion, channels, repeats, first_stride in rows:
+            out_channels = scale_channels(channels, widen_factor)
+            for repeat in range(repeats):
+                number += 1
+                stride = first_stride if repeat == 0 else 1
+                blocks.append(BlockSpec(module, in_channels, out_channels, expansion, stride, number))
+                in_channels = out_channels
+        stages.append(blocks)
+    return stages
 
 
 def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
-    """The rows of a layout by stage: each row of stride 2 begins one.
+    """Group the rows of a layout by stage: each row of stride 2 begins a new one.
 
     Raises:
-        TypeError, ValueError: no rows, or a row that is not module, expansion, channels, repeats, stride.
+        TypeError: If ``layout`` is not a sequence, or a number in a row is not an int.
+        ValueError: If ``layout`` is empty, or a row has another length or a number out of range.
     """
     check_sequence('layout', layout)
     stages: list[list[Sequence]] = [[]]
@@ -82,7 +104,10 @@ def group_rows(layout: Sequence[Sequence]) -> list[list[Sequence]]:
 
 
 def scale_channels(channels: int, factor: float) -> int:
-    """The multiple of 8 next to ``channels * factor``, at least 8 and at most a tenth below it (MobileNetV2's rule)."""
+    """Return the multiple of 8 nearest to ``channels * factor``, but at least 8 and at least 90 % of it.
+
+    This is the rule of MobileNetV2's reference implementation.
+    """
     exact = channels * factor
     rounded = max(8, int(exact + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * exact else rounded + 8

@@ -1,4 +1,4 @@
-"""The output layer of DeepLabV2."""
+"""Output layer of DeepLabV2."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ class ASPPV2Head(DecodeHead):
     """Atrous spatial pyramid pooling of DeepLabV2: the sum of four dilated 3 x 3 convolutions to the classes.
 
     From `DeepLab <https://arxiv.org/abs/1606.00915>`_ (TPAMI 2018), section 3.2, without batch norm and without a
-    hidden layer, as in the baseline of Kronecker Attention Networks. MMSegmentation's ``ASPPHead`` follows DeepLabV3.
+    hidden layer, as in the baseline of the Kronecker Attention Networks paper. MMSegmentation's ``ASPPHead`` implements
+    DeepLabV3.
 
     Args:
         in_channels: Channels of the features.
-        channels: Not used, since there is no hidden layer; accepted because configs of MMSegmentation set it.
+        channels: Unused, since there is no hidden layer; accepted because the hosts' configs set it.
         num_classes: Number of classes.
         dilations: Dilation of each convolution.
-        dropout_ratio: Dropout on the features.
+        dropout_ratio: Probability of dropout on the features.
         init_cfg: Initialization. Defaults to a normal distribution with standard deviation 0.01.
         **kwargs: Other arguments of MMSegmentation's ``BaseDecodeHead``.
 
     Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If a number or a dilation is less than 1, or ``dropout_ratio`` is outside [0, 1).
+        TypeError: If a number is not an int, or ``dilations`` is not a sequence.
+        ValueError: If a number is less than 1, ``dilations`` is empty, or ``dropout_ratio`` is not in [0, 1).
 
     Examples:
         >>> import torch
         >>> head = ASPPV2Head(64, num_classes=21)
-        >>> head([torch.randn(2, 64, 9, 7)]).shape
-        torch.Size([2, 21, 9, 7])
+        >>> head([torch.randn(2, 64, 20, 28)]).shape
+        torch.Size([2, 21, 20, 28])
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class ASPPV2Head(DecodeHead):
         initialize(self)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return logits (B, num_classes, H, W) for the features (B, in_channels, H, W) at ``in_index``.
+        """Return the logits (B, num_classes, H, W) of the features (B, in_channels, H, W) that ``in_index`` selects.
 
         Raises:
-            ValueError: If the features do not have ``in_channels`` channels.
+            ValueError: If the features have other channels.
         """
         x = self._transform_inputs(inputs)
         if self.dropout is not None:

@@ -1,4 +1,4 @@
-"""Base class of the decode heads, which checks features and labels."""
+"""Base class of the decode heads, with clear errors for features or labels that do not fit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mmkron.utils.checks import check_choice, check_int, check_ints, check_seque
 
 
 class DecodeHead(BaseDecodeHead):
-    """MMSegmentation's ``BaseDecodeHead`` with checks of the backbone's channels and of the label values.
+    """Base class that checks the channels of the features and the values of the labels.
 
-    It takes the arguments of ``BaseDecodeHead``. The heads work on one map, so ``input_transform`` is None or
-    ``'resize_concat'``.
+    The arguments are those of MMSegmentation's ``BaseDecodeHead``. ``input_transform`` must be None or
+    ``'resize_concat'``, since these heads work on one map.
 
     Raises:
-        TypeError: If ``in_channels`` is not an int for a single input.
-        ValueError: If ``input_transform`` is ``'multiple_select'`` or unknown.
+        TypeError: If ``in_channels`` is not an int, or with ``'resize_concat'`` not a sequence of ints.
+        ValueError: If ``input_transform`` is another one.
     """
 
     def _init_inputs(
@@ -33,7 +33,7 @@ class DecodeHead(BaseDecodeHead):
             check_ints('in_channels', in_channels)
         super()._init_inputs(in_channels, in_index, input_transform)
 
-    # Every head calls this first, so a mismatch raises an error that names the argument before a convolution fails.
+    # Every head calls this first, so features that do not fit raise this error instead of one of a convolution.
     def _transform_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
         check_sequence('inputs', inputs)
         for index in [self.in_index] if isinstance(self.in_index, int) else self.in_index:
@@ -49,13 +49,13 @@ class DecodeHead(BaseDecodeHead):
         return x
 
     def loss_by_feat(self, seg_logits: Tensor, batch_data_samples: SampleList) -> dict[str, Tensor]:
-        """Return the losses of logits (B, num_classes, h, w) for the label maps of ``batch_data_samples``.
+        """Return the losses of logits (B, num_classes, h, w) with respect to the labels of ``batch_data_samples``.
 
         Raises:
             ValueError: If a label is neither a class nor ``ignore_index``.
         """
         labels = self._stack_batch_gt(batch_data_samples)
-        # One logit separates two classes, whether or not num_classes counts the background.
+        # One logit separates two classes, whether num_classes counts the background or not.
         classes = max(self.num_classes, 2) if self.out_channels == 1 else self.num_classes
         wrong = (labels < 0) | (labels >= classes)
         if self.ignore_index is not None:

@@ -15,19 +15,14 @@ from mmkron.utils.checks import check_probability, check_sequence
 
 @MODELS.register_module()
 class GlobalAveragePoolingDropout(BaseModule):
-    """Global average pooling followed by dropout on the pooled features.
+    """Global average pooling, followed by dropout on the pooled features.
 
     Args:
-        drop_rate: Probability of dropping a feature during training, in [0, 1).
+        drop_rate: Probability of dropping a feature in training, in [0, 1).
 
     Raises:
         TypeError: If ``drop_rate`` is not a number.
-        ValueError: If ``drop_rate`` is outside [0, 1).
-
-    Examples:
-        >>> import torch
-        >>> GlobalAveragePoolingDropout(0.2)(torch.randn(2, 16, 5, 7))[0].shape
-        torch.Size([2, 16])
+        ValueError: If ``drop_rate`` is not in [0, 1).
     """
 
     def __init__(self, drop_rate: float = 0.2) -> None:
@@ -36,7 +31,7 @@ class GlobalAveragePoolingDropout(BaseModule):
         self.drop_rate = drop_rate
 
     def forward(self, inputs: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return a tuple of pooled features (B, C), one per map (B, C, H, W) of the input.
+        """Return the pooled features (B, C) of each map (B, C, H, W).
 
         Raises:
             TypeError: If an input is not a floating-point tensor.
