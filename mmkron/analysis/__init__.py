@@ -1,4 +1,4 @@
-"""Costs in closed form, the weights of positions, and the energy of spikes."""
+"""Costs in closed form, weights of positions, and activity and energy of spiking networks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from mmkron.analysis.coefficient_maps import PositionWeights, position_weights
 from mmkron.analysis.kronecker_cost import AttentionCost, attention_cost
-from mmkron.analysis.spike_energy import LayerActivity, NeuronActivity, Operations, SpikeActivity, measure_activity
+from mmkron.analysis.spike_activity import measure_activity
+from mmkron.analysis.spike_energy import LayerActivity, NeuronActivity, Operations, SpikeActivity
 
 __all__ = [
     'AttentionCost',

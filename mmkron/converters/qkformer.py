@@ -1,4 +1,4 @@
-"""Weights of QKFormer's released code under the names of mmkron."""
+"""Converter of weights from QKFormer's released code."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from torch import Tensor
 from mmkron.converters.result import COUNTER, Converted, check_state_dict, without_counters
 
 OPERANDS = ('q', 'k', 'v')
-# Modules of a layer, theirs and ours.
+# Names of modules: released code -> mmkron.
 PARTS = {'conv': 'conv', 'bn': 'norm'}
 MLP = {'1': 'expand', '2': 'project'}
 
 
 def convert_qkformer(state_dict: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> Converted:
-    """Weights of one of the released networks, for ImageNet, CIFAR or events, for the QKFormer of the same arch.
+    """Convert the weights of a released network for the :class:`mmkron.models.QKFormer` of the same arch.
 
-    The three differ in names only: of the MLP (``fc1`` or ``mlp1``), of the attentions (``tssa``, ``attn``, ``ssa``),
-    and of the convolutions of a patch embedding, which follow each other by their numbers. The maps of queries, keys
-    and values are one convolution here, and all convolutions two-dimensional.
+    The released networks for ImageNet, CIFAR and events differ only in names: of the MLP (``fc1`` or ``mlp1``), the
+    attention (``tssa``, ``attn`` or ``ssa``), and the numbered convolutions of a patch embedding. mmkron computes
+    queries, keys and values with one convolution, and all its convolutions are two-dimensional.
 
     Args:
-        state_dict: of the released network.
-        target: state dict of the QKFormer.
+        state_dict: State dict of the released network.
+        target: State dict of the QKFormer.
+
+    Raises:
+        TypeError: If an argument is not a dict of names and tensors.
+        ValueError: If an argument is empty.
     """
     check_state_dict('state_dict', state_dict)
     check_state_dict('target', target)
@@ -63,7 +67,7 @@ def convert_qkformer(state_dict: Mapping[str, Tensor], target: Mapping[str, Tens
 
 
 def _rename(name: str, names: Mapping[str, Tensor]) -> tuple[str | None, str | None]:
-    """Our name, and which operand of an attention the entry is of."""
+    """Return mmkron's name of an entry, and its operand if it is of an attention; (None, None) if there is none."""
     if found := re.fullmatch(r'patch_embed(\d)\.proj(_res|\d?)_(conv|bn)\.(\w+)', name):
         stage, number, part, leaf = found.groups()
         prefix = 'stem' if stage == '1' else f'stages.{int(stage) - 1}.0'
@@ -83,6 +87,6 @@ def _rename(name: str, names: Mapping[str, Tensor]) -> tuple[str | None, str | N
 
 
 def _block(stage: str, block: str) -> str:
-    """Of the later stages the first module is the patch embedding."""
+    """Return the name of a block; in stages after the first, module 0 is the patch embedding."""
     index = int(stage) - 1
     return f'stages.{index}.{int(block) + (index > 0)}'

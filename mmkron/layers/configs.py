@@ -1,4 +1,4 @@
-"""Checks of the host libraries' configs, which else would fail in the middle of a network or not at all."""
+"""Checks of the host libraries' configs in the constructor, so that an error names the argument."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def check_init_cfg(init_cfg: Any) -> None:
 
 
 def _try(name: str, cfg: Any, build: Callable[[dict], Any]) -> None:
-    """Raise TypeError or ValueError unless a part of the network can be built from ``cfg``."""
+    """Raise TypeError or ValueError unless ``build`` succeeds with ``cfg``."""
     if not isinstance(cfg, Mapping):
         raise TypeError(f'{name} must be a dict, got {cfg!r}')
     try:
         build(dict(cfg))
-    except Exception as error:  # each registry and each class has its own
+    except Exception as error:  # registries and classes raise errors of many types
         raise ValueError(f'{name} must be the config of a class that can be built, got {cfg!r}: {error}') from error

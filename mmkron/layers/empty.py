@@ -1,4 +1,4 @@
-"""What a layer gives for a batch without a map, such as the regions of an image in which nothing was found."""
+"""Output of a layer for an empty batch, such as the regions of an image without objects."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def empty_map(layer: nn.Module, channels: int, *inputs: Tensor) -> Tensor:
-    """Return a map (0, channels, H, W) of the first input's H, W and dtype.
+    """Return an empty map (0, channels, H, W) with the size and dtype of the first input.
 
-    Its gradient is zero for all parameters of the layer and empty for the inputs, so that processes that train together
-    find a gradient everywhere. Buffers, such as running statistics, stay as they are.
+    In the backward pass all parameters of the layer get zero gradients, as distributed training requires. Buffers, such
+    as running statistics, do not change.
     """
     total = sum(tensor.sum() for tensor in (*inputs, *layer.parameters()))
     return inputs[0].new_zeros(0, channels, *inputs[0].shape[2:]) + 0 * total

@@ -23,25 +23,24 @@ from mmkron.utils.checks import check_flags, check_int, resolve_size
 
 @MODELS.register_module()
 class LambdaLayer(BaseModule):
-    """Lambda layer: content and position lambdas of a map, applied to h queries per position.
+    """Lambda layer that applies content and position lambdas of a map to h queries per position.
 
     From `LambdaNetworks: Modeling Long-Range Interactions without Attention <https://arxiv.org/abs/2102.08602>`_,
     section 3: batch norm on queries and values, softmax on the keys over the positions of the whole map, no bias and
     no activation.
 
-    Maps of any size are accepted. A global layer sees the whole map up to ``feat_size``, through the center of its
-    table if the map is smaller; on a larger map, positions outside its table add nothing to the position lambda.
-    Weights of a global layer with another ``feat_size`` load in the same way: cropped, or extended by zeros. So do
-    weights of a local layer, whose table is a global table with zeros outside the scope.
+    Maps of any size are accepted. A global layer uses the center of its table on a map smaller than ``feat_size``; on a
+    larger map, positions outside its table add nothing to the position lambda. When weights of a layer with another
+    ``feat_size`` or a local layer are loaded into a global layer, their table is cropped or padded with zeros.
 
     Args:
         dim: Channels of the input.
-        dim_out: Channels of the output, h times the depth of the values. Defaults to ``dim``.
+        dim_out: Channels of the output, ``heads`` times the depth of the values. Defaults to ``dim``.
         dim_key: k, depth of queries and keys.
-        heads: h, queries per position, which share keys and values. Must divide ``dim_out``.
-        intra_depth: u, over which keys and values are summed.
-        scope: r, odd: the position lambda of a query sees r x r positions. None for a global layer.
-        feat_size: Side or (H, W) of the map that a global layer is built for; only with ``scope=None``.
+        heads: h, queries per position, which share keys and values. A divisor of ``dim_out``.
+        intra_depth: u, the intra-depth dimension over which keys and values are summed.
+        scope: r, odd. The position lambda of a query covers r x r positions. None for a global layer.
+        feat_size: Side or (H, W) of the map that a global layer is built for. Only with ``scope=None``.
         dilation: Step between the positions of the scope.
         position_bias: Whether to add a learned k-vector to every lambda, as several public implementations do. Not in
             the paper.
@@ -49,7 +48,7 @@ class LambdaLayer(BaseModule):
             zero, so that the layer starts as the identity and trained weights around it keep their meaning.
         norm_cfg: Config of the norm of queries and values. Defaults to batch norm.
         in_channels: Alias of ``dim``, used by ``plugins=[...]`` of a host's ResNet.
-        init_cfg: Initialization applied after the paper's.
+        init_cfg: Config of MMEngine's initialization, applied after the paper's.
 
     Raises:
         TypeError: If a number is not an int.
@@ -182,7 +181,7 @@ class LambdaLayer(BaseModule):
 
 
 def resolve_dim(dim: int | None, in_channels: int | None) -> int:
-    """Return the channels of the input, given by one of its two names.
+    """Return the number of input channels, given as either ``dim`` or ``in_channels``.
 
     Raises:
         TypeError: If the number is not an int.

@@ -1,7 +1,9 @@
-"""Networks and their parts. Importing this module registers them and requires none of the host libraries.
+"""Networks and their parts. Importing this module registers them and needs no host library.
 
-Components that subclass a host's class, such as the decode heads, are imported on first access.
+The decode heads derive from MMSegmentation's base class, so they are imported on first use.
 """
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -10,7 +12,7 @@ from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet, QKFo
 from mmkron.models.necks import GlobalAveragePoolingDropout, KroneckerNeck, SpikeRateNeck
 from mmkron.registry import MODELS
 
-# Without the heads, because a star import must not require MMSegmentation.
+# Without the heads, so that a star import does not need MMSegmentation.
 __all__ = [
     'GlobalAveragePoolingDropout',
     'KANet',

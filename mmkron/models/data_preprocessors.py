@@ -11,20 +11,20 @@ from mmkron.utils.checks import check_int, check_keys
 
 @MODELS.register_module()
 class EventDataPreprocessor(ClsDataPreprocessor):
-    """Batch frames of events to (B, T, C, H, W) and, in training, mix them along H and W.
+    """Data preprocessor that batches event frames to (B, T, C, H, W) and, in training, mixes them along H and W.
 
-    MMPretrain's ``CutMix`` and ``ResizeMix`` cut dimensions 2 and 3 of a batch, which of (B, T, C, H, W) are C and H,
-    and take the size of the cut from H and W. They see frames as channels here: (B, T C, H, W). So all frames of a
-    sample are cut in the same place. ``Mixup`` does the same in both layouts.
+    MMPretrain's ``CutMix`` and ``ResizeMix`` cut dimensions 2 and 3 of a batch, which in (B, T, C, H, W) are C and H.
+    Here they get frames folded into channels, (B, T C, H, W), so that all frames of a sample are cut in the same place.
+    ``Mixup`` has the same result in both layouts.
 
     Args:
-        num_classes: Number of classes, for labels that are mixed.
+        num_classes: Number of classes, needed to mix labels.
         batch_augments: Arguments of MMPretrain's ``RandomBatchAugment``. A classifier passes its ``train_cfg``.
         pad_size_divisor: Multiple to which H and W are padded with zeros.
 
     Raises:
-        TypeError: If an argument has a wrong type or an input is not a tensor.
-        ValueError: If a number is less than 1, or inputs are not frames (T, C, H, W) of the same T and C.
+        TypeError: If a number is not an int, or ``batch_augments`` is neither None nor a dict.
+        ValueError: If a number is below 1, or ``batch_augments`` has unknown keys.
     """
 
     def __init__(
@@ -39,7 +39,12 @@ class EventDataPreprocessor(ClsDataPreprocessor):
         )
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Return ``inputs`` (B, T, C, H, W) float32 and ``data_samples`` of a dict with a batch of samples."""
+        """Collate ``inputs`` of a batch to (B, T, C, H, W), float32, and set up ``data_samples``.
+
+        Raises:
+            TypeError: If the inputs are not tensors.
+            ValueError: If the inputs are not (T, C, H, W), or differ in T or C.
+        """
         inputs = data['inputs']
         frames = list(inputs) if isinstance(inputs, (list, tuple, Tensor)) else [inputs]
         for each in frames:

@@ -1,4 +1,4 @@
-"""Parts for plain PyTorch, where no host library adds a neck and a head to a backbone."""
+"""Classifier and other parts for plain PyTorch, without a host library."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from mmkron.utils.checks import check_int
 
 
 class Select(nn.Module):
-    """Pick one map of a backbone's tuple, for use in ``nn.Sequential``.
+    """Module that returns one map of a backbone's tuple, for use in ``nn.Sequential``.
 
     Args:
-        index: Position in the tuple; negatives count from the end.
+        index: Position in the tuple. Negative indices count from the end.
 
     Raises:
         TypeError: If ``index`` is not an int.
+
+    Examples:
+        >>> import torch
+        >>> Select(-1)((torch.zeros(2, 8, 4, 4), torch.zeros(2, 16, 2, 2))).shape
+        torch.Size([2, 16, 2, 2])
     """
 
     def __init__(self, index: int = -1) -> None:
@@ -43,23 +48,23 @@ class Select(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Classify images by a backbone: the mean of its last map over the positions, then a linear layer.
+    """Image classifier: a backbone, global average pooling of its last map, and a linear layer.
 
-    The names of the weights are those of MMPretrain's ``ImageClassifier`` with ``LinearClsHead``, so the ``state_dict``
-    of a checkpoint that was trained there loads.
+    The weights are named as in MMPretrain's ``ImageClassifier`` with ``LinearClsHead``, so the ``state_dict`` of a
+    checkpoint that was trained with MMPretrain loads.
 
     Args:
-        backbone: One of :mod:`mmkron.models.backbones`; of :class:`mmkron.models.QKFormer` with ``out_mode='mean'``.
+        backbone: One of :mod:`mmkron.models.backbones`. A :class:`mmkron.models.QKFormer` needs ``out_mode='mean'``.
         num_classes: Number of classes.
 
     Raises:
-        TypeError: If ``backbone`` is not a backbone of mmkron or ``num_classes`` is not an int.
-        ValueError: If ``num_classes`` is less than 1 or the backbone returns the maps of every time step.
+        TypeError: If the backbone is not one of mmkron's, or ``num_classes`` is not an int.
+        ValueError: If ``num_classes`` is below 1, or the backbone returns maps of each step.
 
     Examples:
         >>> import torch
         >>> from mmkron.models import KANet
-        >>> Classifier(KANet('kanet-kv', widen_factor=0.25), 10)(torch.randn(2, 3, 64, 64)).shape
+        >>> Classifier(KANet('kanet-kv'), num_classes=10)(torch.randn(2, 3, 64, 64)).shape
         torch.Size([2, 10])
     """
 
@@ -75,5 +80,5 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(OrderedDict(fc=nn.Linear(backbone.out_channels[-1], num_classes)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (B, num_classes) for an input of the backbone, such as images (B, C, H, W)."""
+        """Return the logits (B, num_classes) of an input of the backbone, such as images (B, C, H, W)."""
         return self.head(self.backbone(x)[-1].mean((2, 3)))

@@ -1,4 +1,4 @@
-"""Checks of tensors: each raises one error that names the argument, its value and what is allowed."""
+"""Checks of tensors. Each error names the argument, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmkron.utils.checks import check_int
 
 
 def check_floating(name: str, x: Any) -> None:
-    """Raises TypeError unless ``x`` is a floating-point tensor."""
+    """Raise TypeError unless ``x`` is a floating-point tensor."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f'{name} must be a floating-point tensor, got {got}')
@@ -20,18 +20,18 @@ def check_floating(name: str, x: Any) -> None:
 def check_map(
     name: str, x: Any, channels: int | None = None, like: Tensor | None = None, empty_batch: bool = False
 ) -> None:
-    """Raises unless ``x`` is a non-empty floating-point map (B, C, H, W).
+    """Raise TypeError or ValueError unless ``x`` is a non-empty floating-point map (B, C, H, W).
 
     Args:
-        name: what the message calls it.
-        x: the input.
-        channels: the channels that it must have.
-        like: a map whose batch size, dtype and device it must have.
+        name: Name of the argument in error messages.
+        x: The input.
+        channels: Required number of channels. None accepts any.
+        like: Map whose batch size, dtype and device are required. None accepts any.
         empty_batch: Whether B may be 0.
 
     Raises:
-        TypeError: no tensor, no floating-point tensor, or of another dtype than ``like``.
-        ValueError: of other dimensions, channels or batch size, on another device, or empty.
+        TypeError: If ``x`` is not a floating-point tensor, or its dtype differs from ``like``.
+        ValueError: If ``x`` is empty or not 4-dimensional, or its channels, batch size or device differ.
     """
     if torch.jit.is_tracing():
         return
@@ -55,16 +55,18 @@ def check_device(name: str, x: Tensor, like: Tensor) -> None:
 
 
 def check_columns(query: Tensor, key: Tensor, value: Tensor | None = None) -> None:
-    """Raise unless the columns of an attention fit each other: products in place would not tell.
+    """Raise TypeError or ValueError unless the columns of an attention fit each other.
+
+    In-place products would not raise an error of their own.
 
     Args:
-        query: (B, d, n).
-        key: (B, d, m).
-        value: (B, p, m), or None where there is none.
+        query: Columns (B, d, n).
+        key: Columns (B, d, m).
+        value: Columns (B, p, m), or None.
 
     Raises:
-        TypeError: an operand that is not a floating-point tensor; float64 beside a narrower type.
-        ValueError: other shapes, an empty dimension, or operands on different devices.
+        TypeError: If an operand is not a floating-point tensor, or only some of the operands are float64.
+        ValueError: If a shape does not fit, a dimension is empty, or the operands are on different devices.
     """
     if torch.jit.is_tracing():
         return
@@ -83,7 +85,7 @@ def check_columns(query: Tensor, key: Tensor, value: Tensor | None = None) -> No
 
 
 def check_steps_map(name: str, x: Any, channels: int, steps: int | None) -> None:
-    """Raise TypeError or ValueError unless ``x`` is a map (T, B, ``channels``, H, W), without T for given ``steps``."""
+    """Raise TypeError or ValueError unless ``x`` is a map (T, B, channels, H, W), without T if ``steps`` is given."""
     if torch.jit.is_tracing():
         return
     if steps is not None:

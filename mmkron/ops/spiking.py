@@ -19,30 +19,43 @@ from mmkron.utils.checks import check_int, check_number
 
 
 def token_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 0.5, **neuron: Any) -> Tensor:
-    """Keeps the keys of the tokens whose query spikes, within each head: ``LIF(sum over channels of q) * k``.
+    """Keep the keys of the tokens whose queries spike, within each head: ``LIF(sum over channels of q) * k``.
 
     Args:
-        q: spikes (T, B, C, N), 0 or 1.
-        k: spikes (T, B, C, N).
-        heads: h, divides C.
-        v_threshold: threshold of the neuron that makes the mask.
-        **neuron: its other settings, those of :func:`mmkron.ops.lif`.
+        q: Spikes (T, B, C, N), 0 or 1.
+        k: Spikes (T, B, C, N).
+        heads: Number of heads, a divisor of C.
+        v_threshold: Threshold of the neuron that computes the mask.
+        **neuron: Other settings of the neuron, as in :func:`mmkron.ops.lif`.
 
     Returns:
         Spikes (T, B, C, N).
 
     Raises:
-        TypeError, ValueError: inputs of other shapes or dtypes, or heads that do not divide C.
+        TypeError: If an input is not a floating-point tensor, or the dtypes differ.
+        ValueError: If an input is not of shape (T, B, C, N), the shapes differ, or ``heads`` does not divide C.
+
+    Examples:
+        >>> q = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]).reshape(1, 1, 2, 3)
+        >>> token_qk_attention(q, torch.ones(1, 1, 2, 3), heads=1)[0, 0]
+        tensor([[0., 1., 1.],
+                [0., 1., 1.]])
     """
     q, k = _split(heads, q=q, k=k)
     return (_mask(q, 3, v_threshold, neuron) * k).flatten(2, 3)
 
 
 def channel_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 0.5, **neuron: Any) -> Tensor:
-    """Keeps the keys of the channels whose query spikes: ``LIF(sum over tokens of q) * k``.
+    """Keep the keys of the channels whose queries spike: ``LIF(sum over tokens of q) * k``.
 
-    With a threshold of 0.5 a channel is kept where any of its tokens spikes, which on large maps is nearly everywhere.
-    Arguments, result and errors are those of :func:`token_qk_attention`; the heads make no difference.
+    With a threshold of 0.5, a channel is kept if any of its tokens spikes, which on large maps nearly always happens.
+    Arguments, result and errors are the same as in :func:`token_qk_attention`; the result does not depend on ``heads``.
+
+    Examples:
+        >>> q = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).reshape(1, 1, 2, 3)
+        >>> channel_qk_attention(q, torch.ones(1, 1, 2, 3), heads=1)[0, 0]
+        tensor([[0., 0., 0.],
+                [1., 1., 1.]])
     """
     q, k = _split(heads, q=q, k=k)
     return (_mask(q, 4, v_threshold, neuron) * k).flatten(2, 3)
@@ -51,41 +64,54 @@ def channel_qk_attention(q: Tensor, k: Tensor, heads: int, v_threshold: float = 
 def spiking_self_attention(
     q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float = 0.125, v_threshold: float = 0.5, **neuron: Any
 ) -> Tensor:
-    """``LIF(scale * Q K^T V)`` within each head, without softmax, in the order of fewer multiply-adds.
+    """Compute ``LIF(scale * Q K^T V)`` within each head, without softmax, in the order with fewer multiply-adds.
 
     Args:
-        q, k, v: spikes (T, B, C, N).
-        heads: h, divides C.
-        scale: factor of the products.
-        v_threshold: threshold of the neuron.
-        **neuron: its other settings, those of :func:`mmkron.ops.lif`.
+        q, k, v: Spikes (T, B, C, N).
+        heads: Number of heads, a divisor of C.
+        scale: Factor of the product.
+        v_threshold: Threshold of the neuron.
+        **neuron: Other settings of the neuron, as in :func:`mmkron.ops.lif`.
 
     Returns:
         Spikes (T, B, C, N).
 
     Raises:
-        TypeError, ValueError: inputs of other shapes or dtypes, or heads that do not divide C.
+        TypeError: If an input is not a floating-point tensor, or the dtypes differ.
+        ValueError: If an input is not of shape (T, B, C, N), the shapes differ, or ``heads`` does not divide C.
+
+    Examples:
+        >>> q, k, v = (torch.rand(3, 4, 2, 32, 49) < 0.3).float()
+        >>> out = spiking_self_attention(q, k, v, heads=4)
+        >>> out.shape, bool(((out == 0) | (out == 1)).all())
+        (torch.Size([4, 2, 32, 49]), True)
     """
     check_number('scale', scale)
     operands = _split(heads, q=q, k=k, v=v)
     dtype = q.dtype
     q, k, v = operands
     width, tokens = q.shape[3:]
-    # The products are counts, which half precision does not hold exactly above 2048.
+    # The products are counts, and half precision is not exact above 2048.
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
         k = k.transpose(3, 4)
-        out = torch.matmul(torch.matmul(v, k), q) if width < tokens else torch.matmul(v, torch.matmul(k, q))
+        values_first = multiplies_values_first(width, tokens)
+        out = torch.matmul(torch.matmul(v, k), q) if values_first else torch.matmul(v, torch.matmul(k, q))
         out = lif(out.mul_(scale), v_threshold=v_threshold, **neuron)
     return out.flatten(2, 3).to(dtype)
 
 
+def multiplies_values_first(width: int, tokens: int) -> bool:
+    """Return whether :func:`spiking_self_attention` computes ``(V K^T) Q`` rather than ``V (K^T Q)``."""
+    return width < tokens
+
+
 def _mask(q: Tensor, axis: int, v_threshold: float, neuron: dict[str, Any]) -> Tensor:
-    """Where the sum of queries over an axis makes a neuron fire."""
+    """Return 1 where the sum of the queries over ``axis`` makes a neuron fire, else 0."""
     resolve_neuron(v_threshold=v_threshold, **neuron)
     if not (torch.is_grad_enabled() and q.requires_grad) and is_stateless(v_threshold=v_threshold, **neuron):
         return q.amax(axis, keepdim=True)
-    # Counts, which half precision does not hold.
+    # The sums are counts, and half precision is not exact above 2048.
     counts = q.sum(axis, keepdim=True, dtype=torch.promote_types(q.dtype, torch.float32))
     return lif(counts, v_threshold=v_threshold, **neuron).to(q.dtype)
 
@@ -93,15 +119,17 @@ def _mask(q: Tensor, axis: int, v_threshold: float, neuron: dict[str, Any]) -> T
 def is_stateless(
     tau: Any = 2.0, v_threshold: float = 1.0, v_reset: float | None = 0.0, decay_input: bool = True, **_: Any
 ) -> bool:
-    """Whether a neuron on counts of spikes is a logical OR: a single spike makes it fire, and without one its potential
-    stays 0."""
+    """Return whether a neuron whose inputs are spike counts computes a logical OR.
+
+    This is so if a single spike makes it fire and its potential otherwise stays 0.
+    """
     if isinstance(tau, Tensor) or v_reset != 0:
         return False
     return 0 < v_threshold <= (1 / tau if decay_input else 1.0)
 
 
 def _split(heads: int, **operands: Tensor) -> list[Tensor]:
-    """Operands (T, B, C, N) -> (T, B, h, C / h, N), checked."""
+    """Check operands (T, B, C, N) and reshape them to (T, B, heads, C / heads, N)."""
     check_int('heads', heads)
     first_name, first = next(iter(operands.items()))
     for name, x in operands.items():

@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises one error that names the argument, its value and what is allowed."""
+"""Checks of arguments. Each error names the argument, its value and the allowed values."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 
 def _is_number(value: Any, types: tuple[type, ...], symbolic: tuple[str, ...]) -> bool:
-    """Return whether ``value`` is of ``types`` or one of torch's symbolic numbers, known by name to need no torch."""
+    """Return whether ``value`` is a number of ``types`` or a symbolic number of torch, without importing torch."""
     if isinstance(value, types):
         return not isinstance(value, bool)
     return type(value).__module__ == 'torch' and type(value).__name__ in symbolic
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Raises ValueError unless ``value`` is one of ``choices``."""
+    """Raise ValueError unless ``value`` is one of ``choices``."""
     choices = tuple(choices)
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f'{name} must be one of {choices}, got {value!r}')
 
 
 def check_flags(**flags: Any) -> None:
-    """Raise ValueError unless each of the arguments is True or False."""
+    """Raise ValueError unless each argument is True or False."""
     for name, value in flags.items():
         check_choice(name, value, (True, False))
 
 
 def check_int(name: str, value: Any, least: int = 1) -> None:
-    """Raises TypeError unless ``value`` is an int (and no bool), ValueError if it is below ``least``."""
+    """Raise TypeError unless ``value`` is an int (not a bool), ValueError if it is below ``least``."""
     if not _is_number(value, (int,), ('SymInt',)):
         raise TypeError(f'{name} must be an int, got {value!r}')
     if value < least:
@@ -64,14 +64,14 @@ def check_sequence(name: str, value: Any, length: int | None = None) -> None:
 
 
 def check_ints(name: str, value: Any, length: int | None = None) -> None:
-    """Raise TypeError or ValueError unless ``value`` is a sequence of ints of at least 1, of ``length`` if given."""
+    """Raise TypeError or ValueError unless ``value`` is a sequence of positive ints, of ``length`` if given."""
     check_sequence(name, value, length)
     for item in value:
         check_int(name, item)
 
 
 def check_choices(name: str, value: Any, choices: Iterable[Any], length: int | None = None) -> None:
-    """Raise TypeError or ValueError unless ``value`` is a sequence of some of ``choices``, of ``length`` if given."""
+    """Raise TypeError or ValueError unless ``value`` is a sequence of ``choices``, of ``length`` if given."""
     check_sequence(name, value, length)
     for item in value:
         check_choice(name, item, choices)
@@ -89,11 +89,11 @@ def check_keys(name: str, value: Any, keys: Iterable[str]) -> None:
 
 
 def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """Sorted, non-negative indices below ``count``; negatives count from the end, the argument is left as it is.
+    """Return the indices as a sorted tuple of non-negative ints below ``count``; negative ones count from the end.
 
     Raises:
-        TypeError: neither an int nor a sequence of ints.
-        ValueError: none, an index out of range, or one that stands twice.
+        TypeError: If ``indices`` is neither an int nor a sequence of ints.
+        ValueError: If there is no index, or an index is out of range or repeated.
     """
     items = [indices] if isinstance(indices, int) else list(indices) if isinstance(indices, Sequence) else None
     if items is None or not all(isinstance(i, int) and not isinstance(i, bool) for i in items):
@@ -107,11 +107,11 @@ def resolve_indices(name: str, indices: int | Sequence[int], count: int) -> tupl
 
 
 def resolve_size(name: str, size: int | Sequence[int]) -> tuple[int, int]:
-    """(H, W) of a side or of (H, W).
+    """Return ``size``, given as one side or as (H, W), as (H, W).
 
     Raises:
-        TypeError: a side that is no int.
-        ValueError: another number of sides than one or two, or one below 1.
+        TypeError: If a side is not an int.
+        ValueError: If ``size`` is a sequence of another length than 2, or a side is below 1.
     """
     is_sequence = isinstance(size, Sequence) and not isinstance(size, (str, bytes))
     sides = tuple(size) if is_sequence else (size, size)

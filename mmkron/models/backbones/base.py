@@ -1,4 +1,4 @@
-"""Base class of the backbones: outputs, freezing, batch norm in evaluation, checkpointing, layer depth."""
+"""Base class of the backbones: outputs, freezing, norm evaluation, activation checkpointing and layer depth."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from mmkron.utils.checks import check_flags, check_int, resolve_indices
 class Backbone(BaseModule):
     """Backbone of a stem and a list of stages, each a sequence of blocks.
 
-    A subclass passes the number of stages of the whole network to this constructor, builds ``self.stem``
-    (``nn.Sequential``, because MMEngine initializes a direct child with an ``init_weights`` of its own after
-    ``init_cfg``) and ``self.stages`` (``nn.ModuleList`` of ``nn.Sequential``) up to ``self.last_stage``, so that every
-    parameter is used, and calls :meth:`finish`. A state dict of the whole network still loads: entries of stages that
-    are not built are skipped.
+    The constructor of a subclass calls this one with the number of stages of the whole network, builds ``self.stem``
+    and ``self.stages`` (an ``nn.ModuleList`` of ``nn.Sequential``), and ends with :meth:`finish`. The stem is an
+    ``nn.Sequential``, because MMEngine would let a direct child with its own ``init_weights`` override ``init_cfg``.
+    Stages after ``self.last_stage`` are not built, so that no parameter is unused. A state dict of the whole network
+    still loads: entries of stages that are not built are skipped.
 
     Args:
         in_channels: Channels of the image.
         num_stages: Number of stages of the whole network.
-        out_indices: Stages whose maps are returned; negative indices count from the end.
-        frozen_stages: Number of stages to freeze together with the stem: -1 freezes nothing, 0 the stem alone.
+        out_indices: Stages whose maps are returned. Negative indices count from the end.
+        frozen_stages: Number of stages to freeze together with the stem; 0 freezes the stem, -1 nothing.
         norm_eval: Whether to keep batch norm in evaluation mode during training.
         with_cp: Whether to recompute blocks in the backward pass to save memory.
         init_cfg: Initialization, as in :class:`mmengine.model.BaseModule`.
 
     Raises:
-        TypeError: If an argument has a wrong type.
-        ValueError: If an index is out of range or repeated, or ``frozen_stages`` exceeds the stages that are built.
+        TypeError: If a number is not an int, or ``out_indices`` is not an int or a sequence of ints.
+        ValueError: If a number or an index is out of range, a flag is not a bool, or ``frozen_stages`` includes a stage
+            that is not built.
 
     Attributes:
         out_channels (tuple[int, ...]): Channels of each requested output.
@@ -75,13 +76,9 @@ class Backbone(BaseModule):
         self._register_load_state_dict_pre_hook(self._drop_unbuilt_stages)
 
     def finish(self, stage_channels: Sequence[int], stage_strides: Sequence[int]) -> None:
-        """Publish channels and strides (one entry per stage), initialize by ``init_cfg`` and freeze.
+        """Set output channels and strides (given per stage), initialize, and freeze stages.
 
-        A subclass calls this at the end of its constructor.
-
-        Args:
-            stage_channels: Channels of every stage that is built.
-            stage_strides: Stride of every stage that is built.
+        Subclasses call this at the end of their constructors.
         """
         self.out_channels = tuple(stage_channels[i] for i in self.out_indices)
         self.out_strides = tuple(stage_strides[i] for i in self.out_indices)
@@ -92,14 +89,14 @@ class Backbone(BaseModule):
         """Return the maps of ``out_indices``, (B, C, ceil(H / stride), ceil(W / stride)), for images (B, C, H, W).
 
         Raises:
-            TypeError: If the input is not a floating-point tensor.
-            ValueError: If the input is empty or does not have ``in_channels`` channels.
+            TypeError: If ``x`` is not a floating-point tensor.
+            ValueError: If ``x`` is empty or has another number of channels.
         """
         check_map('x', x, self.in_channels)
         return tuple(self.run_stages(self.stem(x)))
 
     def run_stages(self, x: Tensor) -> list[Tensor]:
-        """Return the maps of ``out_indices`` for the output of the stem."""
+        """Run the stages on the stem's map and return the maps of ``out_indices``."""
         outs = []
         for index, stage in enumerate(self.stages):
             for block in stage:
@@ -109,7 +106,7 @@ class Backbone(BaseModule):
         return outs
 
     def run(self, block: nn.Module, x: Tensor) -> Tensor:
-        """Return ``block(x)``, recomputed in the backward pass if ``with_cp``."""
+        """Return ``block(x)``, with activation checkpointing if ``with_cp`` is set."""
         if self.with_cp and torch.is_grad_enabled():
             return cp.checkpoint(block, x, use_reentrant=False)
         return block(x)
@@ -125,15 +122,15 @@ class Backbone(BaseModule):
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
-        """Return the depth of a parameter for layer-wise learning rate decay.
+        """Return the layer of a parameter, for layer-wise learning rate decay.
 
         Args:
             param_name: Full name of the parameter.
             prefix: Prefix of this backbone's parameters in the name, such as ``backbone.``.
 
         Returns:
-            The layer (0 for the stem, then one per block; the last for parameters outside the backbone) and the number
-            of layers.
+            The index of the layer and the number of layers. Layer 0 is the stem, each block is a layer, and the last
+            layer is for parameters outside the backbone.
         """
         num_layers = sum(len(stage) for stage in self.stages) + 2
         if not param_name.startswith(prefix):

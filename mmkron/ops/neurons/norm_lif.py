@@ -1,4 +1,4 @@
-"""Batch norm and neurons in one operation that keeps the norm's input alone for the backward pass."""
+"""Batch norm and spiking neurons in one operation that saves only the norm's input for the backward pass."""
 
 from __future__ import annotations
 
@@ -26,28 +26,33 @@ def norm_lif(
     eps: float = 1e-5,
     **settings: Any,
 ) -> Tensor:
-    """Batch norm over all maps and steps in training, then :func:`mmkron.ops.lif`.
+    """Apply batch norm over all maps and steps, as in training, then :func:`mmkron.ops.lif`.
 
-    The same as one after the other, but the normalised maps, which only the neurons' backward pass needs, are made a
-    second time there instead of being kept.
+    The result is the same as of the two operations in sequence. The normalized maps are recomputed in the backward
+    pass instead of saved.
 
     Args:
-        x: maps (T B, C, H, W).
-        steps: T.
-        weight, bias: of the norm, (C), in the dtype of x, or in float32 where x is half precision.
-        running_mean, running_var: statistics (C), which are updated; their dtypes are those allowed for ``weight``.
-        momentum: weight of this batch in the running statistics, 0 to 1.
-        eps: added to the variance, at least 0.
-        **settings: of the neurons.
+        x: Maps (T B, C, H, W).
+        steps: T, the number of time steps.
+        weight, bias: Parameters of the norm, (C), in the dtype of ``x``, or in float32 if ``x`` is half precision.
+        running_mean, running_var: Statistics (C), which are updated. The same dtypes as for ``weight`` are allowed.
+        momentum: Weight of this batch in the running statistics, from 0 to 1.
+        eps: Value added to the variance, at least 0.
+        **settings: Settings of the neurons, as in :func:`mmkron.ops.lif`.
 
     Returns:
         Spikes (T, B, C, H, W).
 
     Raises:
-        TypeError: an operand that is not a floating-point tensor or has another dtype, or a setting of another type.
-        ValueError: settings outside the choices of :func:`mmkron.ops.lif`, operands of other shapes or on other
-            devices, an empty ``x``, a number of maps that ``steps`` does not divide, or a single value per channel,
-            which has no variance.
+        TypeError: If an operand is not a floating-point tensor or has another dtype, or a setting has another type.
+        ValueError: If :func:`mmkron.ops.lif` does not accept a setting, an operand has another shape or device, ``x``
+            is empty, ``steps`` does not divide the number of maps, or a channel has only one value and so no variance.
+
+    Examples:
+        >>> x = torch.randn(4 * 2, 3, 8, 8)
+        >>> weight, bias, mean, var = torch.ones(3), torch.zeros(3), torch.zeros(3), torch.ones(3)
+        >>> norm_lif(x, 4, weight, bias, mean, var).shape
+        torch.Size([4, 2, 3, 8, 8])
     """
     check_map('x', x)
     check_int('steps', steps)
@@ -59,7 +64,7 @@ def norm_lif(
 
 
 def check_norm(x: Tensor, momentum: float, eps: float, **operands: Tensor) -> None:
-    """Raise TypeError or ValueError unless batch norm of ``x`` takes these: the kernels behind it check nothing."""
+    """Raise TypeError or ValueError unless batch norm of ``x`` accepts these operands, which torch's kernels assume."""
     if x.numel() == x.shape[1]:
         raise ValueError(f'x must have more than one value per channel in training, got shape {tuple(x.shape)}')
     for name, operand in operands.items():
@@ -78,7 +83,7 @@ def check_norm(x: Tensor, momentum: float, eps: float, **operands: Tensor) -> No
 
 
 class NormLIFFunction(torch.autograd.Function):
-    """See :func:`norm_lif`."""
+    """Autograd function of :func:`norm_lif`."""
 
     @staticmethod
     def forward(
@@ -99,7 +104,7 @@ class NormLIFFunction(torch.autograd.Function):
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         count = x.numel() // x.shape[1]
         running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-        normalise(x, weight, bias, mean, var, eps, out=currents)
+        normalize(x, weight, bias, mean, var, eps, out=currents)
         ctx.save_for_backward(x, weight, bias, leak, mean, var)
         ctx.eps, ctx.steps, ctx.neuron = eps, steps, neuron
         return run_forward(currents.unflatten(0, (steps, -1)), None, neuron, False)[0]
@@ -109,13 +114,13 @@ class NormLIFFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, leak, mean, var = ctx.saved_tensors
         currents = torch.empty_like(x)
-        normalise(x, weight, bias, mean, var, ctx.eps, out=currents)  # to the last bit: the neurons fire as they did
+        normalize(x, weight, bias, mean, var, ctx.eps, out=currents)  # bit for bit, so that the same neurons fire
         grad, _, grad_leak = run_backward(currents.unflatten(0, (ctx.steps, -1)), None, ctx.neuron, grad, None)
         del currents
         grad, *grads = torch.ops.aten.native_batch_norm_backward(
             grad.flatten(0, 1),
             x,
-            weight.to(mean.dtype).contiguous(),  # torch's kernel for channels_last maps reads it by its address
+            weight.to(mean.dtype).contiguous(),  # torch's kernel for channels_last maps ignores the strides
             None,
             None,
             mean,
@@ -130,14 +135,15 @@ class NormLIFFunction(torch.autograd.Function):
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of the statistics of maps ``x``: float32 or wider."""
+    """Return the dtype of the statistics of ``x``, float32 or wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def mean_and_variance(x: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each channel of maps (N, C, H, W), at least in float32; the variance is the biased one.
+    """Return the mean and the biased variance of each channel of maps (N, C, H, W), at least in float32.
 
-    ``scratch``, like x, is written to: on a CPU two passes of sums take a small part of the time of torch's statistics.
+    ``scratch``, a tensor like ``x``, may be overwritten: on a CPU, two passes of sums are much faster than torch's
+    ``var_mean``.
     """
     dtype = statistics_dtype(x)
     if x.is_cuda or x.dtype != dtype:
@@ -146,8 +152,8 @@ def mean_and_variance(x: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.sub(x, mean[:, None, None], out=scratch).square_().mean((0, 2, 3))
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, out: Tensor) -> None:
-    """Writes ``out``; statistics that are given come back empty."""
+def normalize(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, out: Tensor) -> None:
+    """Write the batch norm of ``x`` with the given statistics to ``out``."""
     weight, bias = weight.to(mean.dtype).contiguous(), bias.to(mean.dtype).contiguous()
-    unused = mean.new_empty(0), mean.new_empty(0)
+    unused = mean.new_empty(0), mean.new_empty(0)  # outputs for statistics, which torch computes in training only
     torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps, out=(out, *unused))
