@@ -103,7 +103,7 @@ def attention_coefficients(
 ) -> Tensor:
     """Return the normalized coefficients ``norm(scale * K^T Q)`` of :func:`attend`, in float32 or wider.
 
-    Arguments and errors are those of :func:`attend`.
+    Arguments and errors are as in :func:`attend`.
 
     Returns:
         (B, m, n): one column for each query.

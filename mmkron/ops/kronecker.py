@@ -160,7 +160,7 @@ def full_means(x: Tensor) -> Tensor:
     Softmax needs the differences of products, which can be smaller than the rounding error of half-precision means.
     """
     dtype = torch.float32 if is_half(x) else x.dtype
-    # The gradient of a sum is a view, that of a mean a map: dividing the small side saves two passes over maps.
+    # The gradient of a sum is a view, the gradient of a mean a map: dividing the sums saves two passes over maps.
     return torch.cat([x.sum(dim, dtype=dtype) / x.shape[dim] for dim in (2, 3)], 2)
 
 

@@ -88,7 +88,7 @@ def test_average_of_all_batches():
 
 
 def test_batch_norm_state():
-    """Running statistics are those of nn.BatchNorm2d(1) on the coefficients; evaluation uses them."""
+    """Running statistics equal the statistics of nn.BatchNorm2d(1) on the coefficients; evaluation uses them."""
     layer = build(4, norm='bn_softmax', maps='')
     with torch.no_grad():
         layer.coefficient_bn.weight.fill_(1.5)
@@ -118,7 +118,7 @@ def test_every_parameter_gets_a_gradient(mode, norm):
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_initialisation_is_xavier_uniform():
+def test_initialization_is_xavier_uniform():
     weight = build(40, maps='v', out_channels=80).value_map.weight
     bound = (6 / 120) ** 0.5
     assert weight.abs().max() <= bound
@@ -169,7 +169,7 @@ def test_build_as_plugin():
 
 @pytest.mark.parametrize('host', ['mmdet', 'mmseg'])
 def test_plugin_in_resnet(host):
-    """The plug-in stands behind the second convolution of the chosen stages, and changes nothing until it learns."""
+    """The plug-in follows the second convolution of the chosen stages, and changes nothing until it is trained."""
     from mmengine.registry import MODELS
 
     plugin = dict(type='mmkron.KroneckerAttention2d', mode='kv', residual=True)
@@ -251,7 +251,7 @@ def test_coefficients_are_those_of_the_output(mode, norm):
 
 @pytest.mark.parametrize('norm', ['bn_softmax', 'bn'])
 def test_looking_at_coefficients_changes_nothing(norm):
-    """In training they are those of the batch statistics, and the running ones stay."""
+    """In training they use the batch statistics, and the running statistics do not change."""
     layer = build(4, mode='kv', norm=norm).train()
     x = torch.randn(2, 4, 5, 7).double()
     before = {name: value.clone() for name, value in layer.state_dict().items()}
@@ -262,7 +262,7 @@ def test_looking_at_coefficients_changes_nothing(norm):
 
 
 def test_query_map_that_has_to_be_called():
-    """Adapters in its place, and weights that a call makes, are not folded over."""
+    """An adapter instead of the map, or a map whose call computes the weight, is called."""
     layer = build(4, mode='kv', maps='qkv')
     x = torch.randn(2, 4, 5, 7).double()
     first, query_map = layer(x), layer.query_map
@@ -281,7 +281,7 @@ def test_query_map_that_has_to_be_called():
 @pytest.mark.parametrize('mode', list(OPERATORS))
 @pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
 def test_no_map_in_the_batch(mode, norm, training):
-    """No regions of interest: an empty output, gradients of zero, and statistics that stay; then as before."""
+    """Without regions of interest: empty output, zero gradients, unchanged statistics; then as before."""
     layer = build(4, mode=mode, maps='qkv', out_channels=6, context_channels=3, norm=norm).train(training)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     x, context = (torch.zeros(0, *shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 5, 7), (3, 2, 9)))
@@ -354,7 +354,7 @@ def test_half_precision(norm, channels, dtype):
 
 
 def test_synchronized_coefficients():
-    """A host's synchronized batch norm in the place of the layer's own gives the same in evaluation."""
+    """A host's synchronized batch norm instead of the layer's own gives the same output in evaluation."""
     layer, x = build(4, norm='bn'), torch.randn(2, 4, 5, 7).double()
     layer(x)
     expected = layer.eval()(x)

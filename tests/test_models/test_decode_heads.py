@@ -128,7 +128,7 @@ def test_aspp_v2_head_is_that_of_deeplab_v2():
     head = ASPPV2Head(2048, num_classes=21)
     assert sum(p.numel() for p in head.parameters()) == 4 * (2048 * 21 * 9 + 21) == 1_548_372
     assert [conv.dilation for conv in head.convs] == [(d, d) for d in (6, 12, 18, 24)]
-    for _ in range(2):  # the constructor's values, then those of init_weights
+    for _ in range(2):  # after the constructor, then after init_weights
         assert all(0.009 < conv.weight.std() < 0.011 for conv in head.convs)
         assert all(conv.bias.count_nonzero() == 0 for conv in head.convs)
         head.init_weights()

@@ -1,6 +1,7 @@
-"""The pictures of coefficients: the weights that are drawn, what is written, and what is said about mistakes."""
+"""The tool that draws coefficients: the weights that it draws, the files that it writes, and its errors."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import MODELS, VISBACKENDS, DefaultScope
-from mmengine.visualization import BaseVisBackend
+from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
 from mmkron.analysis import PositionWeights, position_weights
@@ -31,8 +31,7 @@ model = dict(
     test_cfg=dict(mode='whole'))
 test_pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(100, 80), keep_ratio=True),
                  dict(type='LoadAnnotations'), dict(type='PackSegInputs')]
-visualizer = dict(type='SegLocalVisualizer',
-                  vis_backends=[dict(type='LocalVisBackend'), dict(type='CoefficientTestBackend')])
+visualizer = dict(type='SegLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 """
 DETECTOR = """
 default_scope = 'mmdet'
@@ -61,24 +60,6 @@ model = dict(
     test_cfg=dict(rpn=dict(max_per_img={proposals})))
 """
 IMAGE_SIZE = (45, 61)  # height and width
-received = []
-
-
-@VISBACKENDS.register_module()
-class CoefficientTestBackend(BaseVisBackend):
-    experiment = None
-
-    def __init__(self, save_dir, lacks=None):
-        super().__init__(save_dir)
-        self.lacks = lacks
-
-    def _init_env(self):
-        pass
-
-    def add_image(self, name, image, step=0, **kwargs):
-        if self.lacks:
-            raise ImportError(f'no {self.lacks}')
-        received.append((name, image))
 
 
 @pytest.fixture
@@ -89,7 +70,7 @@ def tool(monkeypatch):
 
 @pytest.fixture
 def draws(tool, tmp_path, monkeypatch):
-    """Runs the tool in ``tmp_path`` and returns what was given to ``draw`` and the picture that it made."""
+    """Run the tool in ``tmp_path`` and return the arguments of ``draw`` with the picture that it returned."""
     draw, calls = tool.draw, []
 
     def recording(*args):
@@ -98,7 +79,6 @@ def draws(tool, tmp_path, monkeypatch):
 
     def run(*argv):
         calls.clear()
-        received.clear()
         tool.main([str(arg) for arg in argv])
         (call,) = calls
         return call
@@ -122,7 +102,7 @@ def segmentor(tmp_path):
 
 
 def save_weights(config, path, **options):
-    """A checkpoint of the config's model whose attention is far from even."""
+    """Save a checkpoint of the config's model, with an attention that is far from uniform."""
     cfg = Config.fromfile(config)
     cfg.merge_from_dict(options)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -137,7 +117,7 @@ def save_weights(config, path, **options):
 
 
 def host_input(config, checkpoint, image, **options):
-    """The attention layer of the head and its input map as MMSegmentation's own inference gives it."""
+    """Return the attention layer of the head and its input map in MMSegmentation's own inference."""
     from mmseg.apis import inference_model, init_model
 
     cfg = Config.fromfile(config)
@@ -159,17 +139,8 @@ def host_input(config, checkpoint, image, **options):
 def test_segmentor(mode, pixel, position, segmentor, image, draws, tmp_path, capsys):
     options = {'model.decode_head.mode': mode}
     checkpoint = save_weights(segmentor, tmp_path / 'a.pth', **options)
-    shown, at, view, picture = draws(
-        segmentor,
-        checkpoint,
-        image,
-        '--pixel',
-        *pixel,
-        '--out-dir',
-        'out',
-        '--cfg-options',
-        f'model.decode_head.mode={mode}',
-    )
+    argv = ['--pixel', *pixel, '--out-dir', 'out', '--cfg-options', f'model.decode_head.mode={mode}']
+    shown, at, view, picture = draws(segmentor, checkpoint, image, *argv)
     lines = capsys.readouterr().out.splitlines()
     np.testing.assert_array_equal(shown, np.asarray(Image.open(image)))
     assert at == pixel
@@ -186,27 +157,25 @@ def test_segmentor(mode, pixel, position, segmentor, image, draws, tmp_path, cap
     written = [f'out/{name}.png', f'out/vis_data/vis_image/{name}_0.png']
     for path in written:
         np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / path)), picture)
-    assert [given[0] for given in received] == [name]
-    np.testing.assert_array_equal(received[0][1], picture)
     assert lines[-2:] == [f'  {path}' for path in written]
     best = int(expected.rows[0].sum(0).argmax())
     assert any(line.startswith(f'strongest rows of {len(expected.rows[0, 0])}: {best} (') for line in lines)
 
 
-def test_classifier_on_a_grey_image(draws, tmp_path):
-    """The config's datasets make the images, so its pipeline loads none; the default folder and backend."""
-    Image.fromarray(np.arange(13 * 17, dtype=np.uint8).reshape(13, 17)).save(tmp_path / 'grey.png')
+def test_classifier_on_a_gray_image(draws, tmp_path):
+    """The config's datasets make the images, so its pipeline loads none; default folder and backend."""
+    Image.fromarray(np.arange(13 * 17, dtype=np.uint8).reshape(13, 17)).save(tmp_path / 'gray.png')
     config = ROOT / 'configs/kanet/kanet-kv_digits.py'
-    shown, _, view, picture = draws(config, 'none', 'grey.png', '--pixel', 16, 12)
+    shown, _, view, picture = draws(config, 'none', 'gray.png', '--pixel', 16, 12)
     assert shown.shape == (13, 17, 3)
     assert view.mode == 'kv'
     assert view.position == (view.size[0] - 1, view.size[1] - 1)
     assert view.extent == pytest.approx((17, 13))
     assert view.weights.positions.sum() == pytest.approx(1)
-    name = f'grey_{view.layer}_x16_y12'
+    name = f'gray_{view.layer}_x16_y12'
     for path in (f'{name}.png', f'vis_data/vis_image/{name}_0.png'):
         assert Image.open(tmp_path / 'work_dirs/kao_coefficients' / path).size == picture.shape[1::-1]
-    first = draws(config, 'none', 'grey.png', '--pixel', 16, 12, '--layer', view.layer)[2]
+    first = draws(config, 'none', 'gray.png', '--pixel', 16, 12, '--layer', view.layer)[2]
     torch.testing.assert_close(first.weights.positions, view.weights.positions, rtol=0, atol=0)  # initial, so seeded
 
 
@@ -250,14 +219,6 @@ def test_padding_in_the_pipeline(steps, divisor, extent, size, position, draws, 
     assert view[2:4] == (size, position)
 
 
-def test_padding_without_metadata(draws, tmp_path):
-    """45 x 61 becomes 74 x 100 and is padded to 96 x 128, and the samples keep nothing of that."""
-    Image.fromarray(np.zeros((*IMAGE_SIZE, 3), np.uint8)).save(tmp_path / 'zeros.png')
-    (tmp_path / 'bare.py').write_text(SEGMENTOR.replace("PackSegInputs'", "PackSegInputs', meta_keys=()"))
-    view = draws(tmp_path / 'bare.py', 'none', 'zeros.png', '--pixel', 60, 44)[2]
-    assert view.extent == pytest.approx((61 * 128 / 100, 45 * 96 / 74))
-
-
 class KeywordModel(torch.nn.Module):
     def __init__(self, cross):
         super().__init__()
@@ -280,33 +241,19 @@ def test_arguments_by_keyword(cross, tool):
     torch.testing.assert_close(view.weights.positions, expected.positions[0])
 
 
-@pytest.mark.parametrize('shape', [(4, 90), (90, 4), (1, 1)])
-@pytest.mark.parametrize('kind', ['signed', 'even', 'zero'])
-def test_draw_unusual(shape, kind, tool):
-    """Narrow images; weights of both signs, as batch norm without softmax makes them, or without any contrast."""
-    positions = {'signed': torch.arange(-2.0, 4.0), 'even': torch.full((6,), 1 / 6), 'zero': torch.zeros(6)}[kind]
-    positions = positions.reshape(2, 3)
-    weights = PositionWeights(positions.sum(1)[None], positions.sum(0)[None], positions)
-    view = tool.View('layer', 'dense', (2, 3), (1, 2), (float(shape[1]), float(shape[0])), weights)
-    image = np.zeros((*shape, 3), np.uint8)
-    picture = tool.draw(image, (0, 0), view)
+@pytest.mark.parametrize(
+    ('kind', 'shape'), [('signed', (4, 90)), ('even', (90, 4)), ('zero', (1, 1)), ('two queries', (4, 90))]
+)
+def test_draw_unusual(kind, shape, tool):
+    """Narrow images; weights of both signs, as batch norm without softmax gives, or without any contrast."""
+    positions = dict(signed=torch.arange(-2.0, 4.0), even=torch.full((6,), 1 / 6)).get(kind, torch.zeros(6))
+    positions, queries = positions.reshape(2, 3), 2 if kind == 'two queries' else 1
+    weights = PositionWeights(positions.sum(1).expand(queries, 2), positions.sum(0).expand(queries, 3), positions)
+    mode = 'qkv' if queries == 2 else 'dense'
+    view = tool.View('layer', mode, (2, 3), (1, 2), (float(shape[1]), float(shape[0])), weights)
+    picture = tool.draw(np.zeros((*shape, 3), np.uint8), (0, 0), view)
     assert picture.dtype == np.uint8
     assert picture.std() > 10
-    coloured = np.ptp(picture.astype(int), axis=2) > 60
-    assert coloured.sum() > 1000
-
-
-@pytest.mark.parametrize('signed', [False, True])
-def test_draw_two_queries(signed, tool):
-    """The bars of two queries stand on each other; where some are negative, each query is a line of steps."""
-    columns = torch.tensor([[1.0, 2.0, 3.0], [3.0, -2.0 if signed else 2.0, 1.0]])
-    rows, image = torch.ones(2, 2), np.zeros((40, 60, 3), np.uint8)
-    weights = PositionWeights(rows, columns, columns.sum(0) / 2 + rows.sum(0)[:, None] / 3)
-    picture = tool.draw(image, (0, 0), tool.View('layer', 'qkv', (2, 3), (1, 2), (60.0, 40.0), weights))
-    for color in ((31, 119, 180), (255, 127, 14)):  # tab:blue and tab:orange
-        area = (np.abs(picture.astype(int) - color).max(2) < 10).sum()
-        assert (area < 4000) == signed, area
-        assert area > 500, area
 
 
 def test_strongest_of_both_signs(draws, segmentor, image, tmp_path, capsys):
@@ -320,80 +267,67 @@ def test_strongest_of_both_signs(draws, segmentor, image, tmp_path, capsys):
     assert f'strongest columns of 16: {best} ({columns[best]:.3g}), ' in capsys.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------------- mistakes
+def fails(draws, *argv):
+    """Run the tool, which must stop with an error, and return its message."""
+    with pytest.raises(SystemExit) as stop:
+        draws(*argv)
+    assert stop.value.code.startswith('error: ')
+    return stop.value.code
 
 
 @pytest.mark.parametrize(
-    ('argv', 'message'),
+    ('argv', 'named'),
     [
-        (['--pixel', 61, 0], r'--pixel 61 0 is outside the image: X must be in \[0, 60\], Y in \[0, 44\]'),
-        (['--pixel', 0, -1], r'--pixel 0 -1 is outside'),
-        (
-            ['--pixel', 0, 0, '--layer', 'backbone'],
-            r"--layer 'backbone' is no attention layer that runs; the model has\n"
-            r'  decode_head.attention: mode kv, map 12 x 16\n'
-            r'  auxiliary_head.attention: mode dense, does not run in prediction$',
-        ),
-        (['--pixel', 0, 0, '--layer', 'auxiliary_head.attention'], 'is no attention layer that runs'),
-        (['--pixel', 0, 0, '--device', 'nowhere'], r'--device nowhere: .*nowhere'),
-        (
-            ['--pixel', 0, 0, '--cfg-options', 'visualizer.vis_backends.1.lacks=board'],
-            'a backend of the visualizer lacks a package: no board',
-        ),
-        (['--pixel', 0, 0, '--cfg-options', 'test_pipeline=[]'], 'neither test_dataloader.* nor test_pipeline'),
-        (['--pixel', 0, 0, '--cfg-options', 'model=None'], 'has no model: it needs model='),
+        (['--pixel', 61, 0], '--pixel 61 0'),
+        (['--pixel', 0, -1], '--pixel 0 -1'),
+        (['--pixel', 0, 0, '--layer', 'backbone'], "--layer 'backbone'"),
+        (['--pixel', 0, 0, '--layer', 'auxiliary_head.attention'], 'auxiliary_head.attention'),
+        (['--pixel', 0, 0, '--device', 'nowhere'], '--device nowhere'),
+        (['--pixel', 0, 0, '--cfg-options', 'visualizer.vis_backends.0.type=WandbVisBackend'], 'wandb'),
+        (['--pixel', 0, 0, '--cfg-options', 'test_pipeline=[]'], 'test_pipeline'),
+        (['--pixel', 0, 0, '--cfg-options', 'model=None'], 'model'),
     ],
 )
-def test_bad_arguments(argv, message, draws, segmentor, image):
-    with pytest.raises(SystemExit) as stop:
-        draws(segmentor, 'none', image, *argv)
-    assert re.match(f'error: .*{message}', stop.value.code)
+def test_bad_arguments(argv, named, draws, segmentor, image, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'wandb', None)  # not installed
+    message = fails(draws, segmentor, 'none', image, *argv)
+    assert named in message
+    if '--layer' in argv:  # the layers of the model are listed
+        assert {'decode_head.attention', 'auxiliary_head.attention'} <= set(re.findall(r'\w+\.attention', message))
 
 
 def test_bad_files(draws, segmentor, image, tmp_path, tiny_config):
     (tmp_path / 'cut.png').write_bytes(image.read_bytes()[:500])
     torch.save(dict(state_dict={'backbone.x': torch.zeros(1)}), tmp_path / 'other.pth')
-    torch.save([1], tmp_path / 'list.pth')
-    (tmp_path / 'empty.pth').touch()
-    (tmp_path / 'cut.pth').write_bytes((tmp_path / 'other.pth').read_bytes()[:-200])
-    for config, checkpoint, path, message in (
-        ('gone.py', 'none', image, "config is not a file: 'gone.py'"),
-        (segmentor, 'gone.pth', image, "checkpoint is not a file: 'gone.pth'"),
-        (segmentor, 'none', 'gone.png', "image 'gone.png' cannot be read: .*No such file"),
-        (segmentor, 'none', 'cut.png', "image 'cut.png' cannot be read: .*cannot be decoded"),
-        (segmentor, 'other.pth', image, 'checkpoint other.pth does not fit the model: it sets 0 of .*backbone.x'),
-        (segmentor, 'list.pth', image, 'checkpoint list.pth holds no weights'),
-        (segmentor, 'empty.pth', image, 'checkpoint empty.pth is damaged or cut off'),
-        (segmentor, 'cut.pth', image, 'checkpoint cut.pth is damaged or cut off'),
-        (tiny_config, 'none', image, 'the model has no KroneckerAttention2d layer'),
+    torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(tmp_path / 'proof')}, tmp_path / 'evil.pth')
+    for config, checkpoint, path, named in (
+        ('gone.py', 'none', image, 'gone.py'),
+        (segmentor, 'gone.pth', image, 'gone.pth'),
+        (segmentor, 'none', 'gone.png', 'gone.png'),
+        (segmentor, 'none', 'cut.png', 'cut.png'),
+        (segmentor, 'other.pth', image, 'backbone.x'),
+        (segmentor, 'evil.pth', image, 'evil.pth'),
+        (tiny_config, 'none', image, 'KroneckerAttention2d'),
     ):
-        with pytest.raises(SystemExit) as stop:
-            draws(config, checkpoint, path, '--pixel', 0, 0)
-        assert re.match(f'error: {message}', stop.value.code)
+        assert named in fails(draws, config, checkpoint, path, '--pixel', 0, 0)
     assert not Path('work_dirs').exists()
+    assert not (tmp_path / 'proof').exists()
 
 
-@pytest.mark.parametrize(
-    ('out_dir', 'reason'), [('photo.png', 'exists'), ('photo.png/x', 'Not a directory'), ('gone/x', 'exists')]
-)
-def test_out_dir_cannot_be_made(out_dir, reason, tool, draws, segmentor, image, monkeypatch):
+@pytest.mark.parametrize('out_dir', ['photo.png', 'photo.png/x', 'gone/x'])
+def test_out_dir_cannot_be_made(out_dir, tool, draws, segmentor, image, monkeypatch):
     monkeypatch.setattr(tool, 'view_pixel', lambda *args: pytest.fail('the model ran'))
     Path('gone').symlink_to('nowhere')
-    with pytest.raises(SystemExit) as stop:
-        draws(segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', out_dir)
-    assert re.match(f"error: --out-dir '{out_dir}' cannot be made: .*{reason}", stop.value.code)
+    assert f"--out-dir '{out_dir}'" in fails(draws, segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', out_dir)
 
 
-@pytest.mark.parametrize('taken', ['photo_decode_head.attention_x0_y0.png', 'vis_data'])
-def test_picture_cannot_be_written(taken, draws, segmentor, image, tmp_path):
-    (tmp_path / 'out').mkdir()
-    if taken == 'vis_data':
-        (tmp_path / 'out' / taken).touch()
-    else:
-        (tmp_path / 'out' / taken).mkdir()
-    with pytest.raises(SystemExit) as stop:
-        draws(segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', 'out')
-    assert re.match(f'error: the picture cannot be written: .*{taken}', stop.value.code)
+@pytest.mark.parametrize('taken', ['photo_decode_head.attention_x0_y0.png', 'vis_data/vis_image'])
+def test_picture_cannot_be_written(taken, draws, segmentor, image):
+    path = Path('out', taken)
+    path.mkdir(parents=True) if path.suffix else Path('out').mkdir()
+    if not path.suffix:
+        path.parent.touch()
+    assert path.parts[1] in fails(draws, segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', 'out')
 
 
 @pytest.mark.parametrize('proposals', [1, 50])
@@ -401,26 +335,12 @@ def test_regions_are_refused(proposals, draws, image, tmp_path):
     mmdet = pytest.importorskip('mmdet')
     (base,) = (Path(mmdet.__file__).parent / '.mim/configs').rglob('faster-rcnn_r50_fpn_1x_coco.py')
     (tmp_path / 'det.py').write_text(REGION_DETECTOR.format(base=base, proposals=proposals))
-    with pytest.raises(SystemExit) as stop:
-        draws(tmp_path / 'det.py', 'none', image, '--pixel', 0, 0)
-    assert re.match(
-        r"error: the maps of layer 'roi_head.shared_head' are those of regions and not the image's; the model has\n"
-        r'  roi_head.shared_head: mode kv, map 7 x 7, of regions$',
-        stop.value.code,
-    )
+    message = fails(draws, tmp_path / 'det.py', 'none', image, '--pixel', 0, 0)
+    assert "'roi_head.shared_head'" in message
+    assert 'of regions' in message
 
 
 def test_augmentation_is_refused(draws, image, tmp_path):
     tta = "dict(type='TestTimeAug', transforms=[[dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])"
     (tmp_path / 'tta.py').write_text(SEGMENTOR.replace("dict(type='LoadAnnotations'), dict(type='PackSegInputs')", tta))
-    with pytest.raises(SystemExit) as stop:
-        draws(tmp_path / 'tta.py', 'none', image, '--pixel', 0, 0)
-    assert re.match('error: the test pipeline has TestTimeAug, .*--cfg-options', stop.value.code)
-
-
-def test_unsafe_checkpoint_is_refused(draws, segmentor, image, tmp_path):
-    torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(tmp_path / 'proof')}, tmp_path / 'evil.pth')
-    with pytest.raises(SystemExit) as stop:
-        draws(segmentor, 'evil.pth', image, '--pixel', 0, 0)
-    assert re.match(r'error: checkpoint evil\.pth is refused.*mkdir', stop.value.code)
-    assert not (tmp_path / 'proof').exists()
+    assert 'TestTimeAug' in fails(draws, tmp_path / 'tta.py', 'none', image, '--pixel', 0, 0)
