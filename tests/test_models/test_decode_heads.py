@@ -12,7 +12,10 @@ from mmseg.structures import SegDataSample
 import mmkron.registry
 from mmkron.models import ASPPV2Head, KAOHead, decode_heads
 from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+from mmkron.registry import MODELS
+from support.docs import read_blocks
 from support.errors import raises
+from support.tools import ROOT
 
 OPERATORS = {
     'kv': kronecker_attention_kv,
