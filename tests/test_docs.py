@@ -19,6 +19,7 @@ ELSEWHERE = {
     'own data': 'tests/test_tools/test_own_data.py',
     'own events': 'tests/test_datasets/test_event_folder.py',
     'converter': 'tests/test_tools/test_converter_page.py',
+    'head': 'tests/test_models/test_decode_heads.py',
 }
 
 

@@ -1,4 +1,4 @@
-"""KAOHead and ASPPV2Head: values against independent forms, their start, their errors."""
+"""KAOHead and ASPPV2Head: values against independent forms, initialization and errors."""
 
 import copy
 
@@ -9,9 +9,13 @@ from mmengine.registry import DefaultScope
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from mmkron.models import ASPPV2Head, KAOHead
+import mmkron.registry
+from mmkron.models import ASPPV2Head, KAOHead, decode_heads
 from mmkron.ops import dense_attention, kronecker_attention_kv, kronecker_attention_qkv, pooled_attention
+from mmkron.registry import MODELS
+from support.docs import read_blocks
 from support.errors import raises
+from support.tools import ROOT
 
 OPERATORS = {
     'kv': kronecker_attention_kv,
@@ -28,7 +32,7 @@ def scope():
 
 
 def build(cls, *args, random=True, **kwargs):
-    """The head in float64 and evaluation mode, with weights that are nowhere zero if ``random``."""
+    """Return the head in float64 and evaluation mode, with random weights if ``random``."""
     torch.manual_seed(0)
     head = cls(*args, **kwargs)
     head.init_weights()
@@ -51,7 +55,7 @@ def sample(labels, **metainfo):
 @pytest.mark.parametrize('maps', ['qkv', 'v'])
 @pytest.mark.parametrize('kernel_size', [1, 3])
 def test_kao_head_is_reduce_attend_add_classify(mode, maps, kernel_size):
-    """Against the operator on maps that are made at every position."""
+    """Compare with the operator on maps that are computed at every position."""
     head = build(
         KAOHead, 6, 4, num_classes=3, mode=mode, maps=maps, use_scale=True, kernel_size=kernel_size, in_index=1
     )
@@ -199,9 +203,9 @@ def test_loss(cls):
 
 
 @pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
-@pytest.mark.parametrize('value', [3, 254, -1])
-def test_label_outside_the_classes(cls, value):
-    head = build(cls, 6, 4, num_classes=3)
+@pytest.mark.parametrize(('value', 'ignore_index'), [(3, 255), (254, 255), (-1, 255), (255, None), (255, 9)])
+def test_label_outside_the_classes(cls, value, ignore_index):
+    head = build(cls, 6, 4, num_classes=3, ignore_index=ignore_index)
     labels = torch.zeros(1, 8, 8, dtype=torch.long)
     labels[0, 3, 4] = value
     samples = [sample(torch.zeros_like(labels)), sample(labels, seg_map_path='masks/7.png')]
@@ -213,7 +217,7 @@ def test_label_outside_the_classes(cls, value):
 @pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
 @pytest.mark.parametrize('num_classes', [1, 2])
 def test_binary_labels(cls, num_classes):
-    """One logit and the labels 0 and 1, as MMSegmentation's own heads take them."""
+    """One logit and the labels 0 and 1, as in MMSegmentation's own heads."""
     loss = dict(type='CrossEntropyLoss', use_sigmoid=True)
     head = build(cls, 6, 4, num_classes=num_classes, out_channels=1, loss_decode=loss)
     labels = torch.randint(0, 2, (1, 4, 4), generator=torch.Generator().manual_seed(2))
@@ -284,3 +288,19 @@ def test_channels_that_do_not_fit_the_backbone(cls):
 def test_misuse(cls, kwargs, error, argument, value):
     with raises(error, argument, value):
         cls(**{**dict(in_channels=6, channels=4, num_classes=3), **kwargs})
+
+
+def test_page(tmp_path, monkeypatch):
+    """The head of docs/add_a_head.md is found by its file alone; nothing else names ``pooled_context_head.py``."""
+    file, use = (block for block in read_blocks(ROOT / 'docs/add_a_head.md', 'python') if block.key == 'head')
+    folder = tmp_path / 'models/decode_heads'
+    folder.mkdir(parents=True)
+    (folder / 'pooled_context_head.py').write_text(file.text)
+    monkeypatch.setattr(mmkron.registry, 'ROOT', tmp_path)
+    monkeypatch.setattr(MODELS, 'HOSTS', {'models/decode_heads': 'mmseg'})
+    monkeypatch.setattr(decode_heads, '__path__', [*decode_heads.__path__, str(folder)])
+    monkeypatch.setattr(MODELS, '_module_dict', dict(MODELS.module_dict))
+    monkeypatch.setitem(vars(MODELS), 'NEEDS_HOST', type(MODELS).NEEDS_HOST.func(MODELS))
+    scope = {}
+    exec(use.text, scope)
+    assert type(scope['head']).__module__ == 'mmkron.models.decode_heads.pooled_context_head'

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmkron.models import GlobalAveragePoolingDropout
+from support.errors import raises
 
 
 def test_values():
@@ -22,5 +23,5 @@ def test_values():
 
 @pytest.mark.parametrize('rate', [-0.1, 1])
 def test_bad_rate(rate):
-    with pytest.raises(ValueError, match=rf'drop_rate must be in \[0, 1\), got {rate}'):
+    with raises(ValueError, 'drop_rate', rate):
         GlobalAveragePoolingDropout(rate)

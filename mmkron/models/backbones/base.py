@@ -68,7 +68,7 @@ class Backbone(BaseModule):
         if frozen_stages > self.last_stage + 1:
             raise ValueError(
                 f'frozen_stages must be -1 (none), 0 (stem) or up to {self.last_stage + 1} (stages that out_indices '
-                f'needs), got {frozen_stages!r}'
+                f'requires), got {frozen_stages!r}'
             )
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -112,6 +112,7 @@ class Backbone(BaseModule):
         return block(x)
 
     def train(self, mode: bool = True) -> Backbone:
+        """Set the mode, but keep frozen stages and, if ``norm_eval``, batch norms in evaluation mode."""
         super().train(mode)
         self._freeze()
         if mode and self.norm_eval:

@@ -1,4 +1,4 @@
-"""Necks: what stands between a backbone and the host's head."""
+"""Necks between a backbone and a head of the hosts."""
 
 from mmkron.models.necks.kronecker import KroneckerNeck
 from mmkron.models.necks.pooling import GlobalAveragePoolingDropout
