@@ -53,7 +53,7 @@ def out(tmp_path_factory):
         sizes = ['--size', '128', '128', '--train', '8', '--val', '1']
         load_tool('dataset_converters/fashion_scenes').main([str(folder / 'scenes'), '--source', 'digits', *sizes])
     env = {**os.environ, 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'WORLD_SIZE': '2'}
-    env.update(MASTER_ADDR='127.0.0.1', PORTS=','.join(free_ports(12)))
+    env.update(MASTER_ADDR='127.0.0.1', PORTS=','.join(free_ports(5 * len(TASKS))))
     command = [sys.executable, str(HERE / 'worker.py'), str(folder), *TASKS]
     logs = [(folder / f'log-{rank}.txt').open('w') for rank in range(2)]
     processes = [
@@ -63,9 +63,9 @@ def out(tmp_path_factory):
     codes = []
     try:
         for process in processes:
-            codes.append(process.wait(timeout=900))  # a minute where nobody else is busy
+            codes.append(process.wait(timeout=600))  # half a minute on two idle cores
     except subprocess.TimeoutExpired:
-        codes.append('none in 15 minutes')
+        codes.append('none in 10 minutes')
     finally:
         for process, log in zip(processes, logs):
             process.kill()
@@ -101,14 +101,14 @@ def test_ddp_gradients(results):
     That the second step runs shows that no parameter is without a gradient.
     """
     for errors in result(results, 'ddp'):
-        assert len(errors) == 24
+        assert len(errors) == 16
         assert max(errors.values()) < 1e-6, errors
 
 
 def test_fsdp_step(results):
     """A step of each backbone equals one on the joint batch, and what is saved loads into an unsharded backbone."""
     for backbones in result(results, 'fsdp'):
-        assert len(backbones) == 13
+        assert len(backbones) == 9
         for name, found in backbones.items():
             assert found['error'] < 1e-6, name
             assert found['moved'] > 0.9, name  # a softmax does not see a shift, so some gradients are zero
@@ -122,7 +122,7 @@ def test_fsdp_in_mixed_precision(results):
     for norms in result(results, 'fsdp_mixed'):
         assert norms.keys() == {'bn_softmax', 'bn'}
         for norm, found in norms.items():
-            assert found['count'] == (10 if norm == 'bn_softmax' else 20), norm
+            assert found['count'] == (3 if norm == 'bn_softmax' else 6), norm
             assert found['cosine'] > 0.95, norm
             assert found['gains'] > 0.9, norm
 

@@ -1,6 +1,6 @@
 """One of two gloo processes on the CPU: runs the tasks named on the command line, writes what they return.
 
-Usage: ``worker.py OUT TASK...`` with RANK, WORLD_SIZE and PORTS (one for each group that is opened) in the environment.
+Usage: ``worker.py OUT TASK...`` with RANK, WORLD_SIZE and PORTS (five per task) in the environment.
 """
 
 import copy
@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,9 +21,12 @@ TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 sys.path.insert(0, str(TESTS / 'test_models' / 'test_backbones'))
 
-from test_contract import CASES, build, identify, image, settle  # noqa: E402
+from test_contract import CASES, SIZE, build, identify, image, settle  # noqa: E402
 
-PORTS = iter(os.environ['PORTS'].split(','))
+TIMEOUT = timedelta(seconds=60)
+PORTS = iter(())  # of the current task: were they drawn in one row, processes would miss each other after an error
+REPEATED = ('attnnet', 'mobilenet-v2-kao', 'kanet-wo-kao', 'mobilenet-v2')  # archs whose modules others have
+NETWORKS = [case for case in CASES if case.name not in REPEATED]
 VARIANTS = {'whole': {}, 'partial, with_cp': dict(out_indices=(0, 2), with_cp=True)}
 
 
@@ -32,7 +36,7 @@ def loss_of(outs):
 
 def batches():
     """The joint batch in float64, and this process's half of it."""
-    joint = image(4, 3, 64, 64, seed=7, dtype=torch.float64)
+    joint = image(4, 3, *SIZE, seed=7, dtype=torch.float64)
     return joint, joint.chunk(2)[dist.get_rank()]
 
 
@@ -51,7 +55,7 @@ def worst(ours, theirs):
 def ddp(_):
     """Error of the mean gradient of two processes, by backbone and variant; a further step in training mode."""
     results = {}
-    for case in CASES:
+    for case in NETWORKS:
         for variant, kwargs in VARIANTS.items():
             model = settle(build(case, **kwargs)).double()
             joint, half = batches()
@@ -92,7 +96,7 @@ def fsdp(out):
     """Compares a sharded step of each backbone with one on the joint batch."""
     results = {}
     plif = CASES[-1]._replace(kwargs={**CASES[-1].kwargs, 'neuron_cfg': dict(kind='plif', v_threshold=0.2)})
-    for number, case in enumerate([*CASES, plif]):
+    for number, case in enumerate([*NETWORKS, plif]):
         model = settle(build(case, with_cp=bool(number % 2))).double()
         plain = copy.deepcopy(model)
         joint_gradients(plain, batches()[0])
@@ -206,21 +210,24 @@ TASKS.update(fsdp_runs=fsdp_runs)
 
 
 def main() -> None:
+    global PORTS
     out, rank = Path(sys.argv[1]), int(os.environ['RANK'])
     warnings.filterwarnings('ignore', category=FutureWarning)
-    results = {}
-    for name in sys.argv[2:]:
-        own_group = name in ('ddp', 'fsdp', 'fsdp_mixed')
-        if own_group:
-            os.environ['MASTER_PORT'] = next(PORTS)
-            dist.init_process_group('gloo')
+    results, ports = {}, os.environ['PORTS'].split(',')
+    for number, name in enumerate(sys.argv[2:]):
+        PORTS = iter(ports[5 * number : 5 * number + 5])
         try:
+            if name in ('ddp', 'fsdp', 'fsdp_mixed'):  # the others open their own group
+                os.environ['MASTER_PORT'] = next(PORTS)
+                dist.init_process_group('gloo', timeout=TIMEOUT)
             results[name] = TASKS[name](out)
+            if dist.is_initialized():
+                dist.barrier()  # neither closes its connections while the other still uses them
         except Exception:
             results[name] = traceback.format_exc()
-        if own_group:
-            dist.barrier()
-            dist.destroy_process_group()
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
         torch.save(results, out / f'results-{rank}.pth')
 
 

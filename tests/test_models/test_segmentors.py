@@ -16,7 +16,7 @@ SMALL = 'configs/kao/deeplabv2{}_r18-w16-d8_1xb8-2k_scenes-128x128.py'
 HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']
 CONFIGS = [SMALL.format(head) for head in HEADS] + ['configs/kanet/fpn_kanet-kv_4xb2-80k_cityscapes-512x1024.py']
 LARGE = 'configs/kao/deeplabv2-kao-kv_r101-d8_1xb8-25k_voc12aug-321x321.py'
-SIZES = [(65, 97), (321, 321), (127, 191)]
+SIZES = [(65, 97), (127, 191)]
 
 
 def build(path, **test_cfg):

@@ -9,7 +9,7 @@ import pytest
 
 # In a process of its own: Triton reads the variable on import.
 PROGRAM = """
-from itertools import product
+from itertools import combinations, product
 
 import torch
 
@@ -19,12 +19,18 @@ from mmkron.ops.neurons.surrogate import SURROGATES
 
 torch.manual_seed(0)
 compared = 0
-for steps, tau, reset, decay, detach, surrogate, state, learns, dtype in product(
+# A greedy choice: each combination has the most pairs of values that no chosen one has, until every pair is in one.
+values = (
     (1, 4), (2.0, 3.0), (0.0, None, -0.25), (True, False), (True, False), SURROGATES, (False, True), (False, True),
     (torch.float32, torch.bfloat16),
-):
-    if (steps, tau) == (1, 3.0) or (surrogate != 'sigmoid' and (tau == 3.0 or steps == 1 or learns != state)):
-        continue
+)
+pairs = lambda chosen: set(combinations(enumerate(chosen), 2))
+candidates = list(product(*values))
+missing, chosen = set().union(*map(pairs, candidates)), []
+while missing:
+    chosen.append(max(candidates, key=lambda each: len(pairs(each) & missing)))
+    missing -= pairs(chosen[-1])
+for steps, tau, reset, decay, detach, surrogate, state, learns, dtype in chosen:
     count = 1025  # one more than a program takes
     neuron = resolve_neuron(tau, 0.6, reset, decay, detach, surrogate)._replace(learns_leak=learns)
     rows = (1.5 * torch.randn(steps, count + 1)).to(dtype)[:, 1:]
@@ -57,4 +63,4 @@ def test_kernels():
     env = dict(os.environ, TRITON_INTERPRET='1')
     done = subprocess.run([sys.executable, '-c', PROGRAM], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 432
+    assert int(done.stdout) >= 12
