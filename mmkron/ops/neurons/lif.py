@@ -207,11 +207,11 @@ def backward_block(
             jump = neuron.threshold if neuron.reset is None else h - neuron.reset
             grad_s = grad_s - decay * scale * grad_h * jump
         if grad_h is None:
-            grad_h = surrogate.backward(h, grad_s, neuron.threshold, neuron.alpha, torch.empty_like(v))
+            grad_h = surrogate.scaled_backward(h, neuron.threshold, grad_s, neuron.alpha, torch.empty_like(v))
         else:
             if neuron.reset is not None:
                 zero_where_fired(grad_h, h, neuron, out=grad_h)
-            grad_u = surrogate.backward(h, grad_s, neuron.threshold, neuron.alpha, v)
+            grad_u = surrogate.scaled_backward(h, neuron.threshold, grad_s, neuron.alpha, v)
             torch.add(grad_u, grad_h, alpha=decay, out=grad_h)
         torch.mul(grad_h, gain, out=grad_x[step])
         if neuron.learns_leak:

@@ -71,7 +71,7 @@ class Spike(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (u,) = ctx.saved_tensors
-        return grad * SURROGATES[ctx.surrogate].derivative(u, ctx.alpha), None, None
+        return grad * SURROGATES[ctx.surrogate].gradient(u, ctx.alpha), None, None
 
 
 def state_dtype(x: Tensor) -> torch.dtype:

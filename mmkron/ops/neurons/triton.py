@@ -6,6 +6,10 @@ package triton, which torch for CUDA brings.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import FunctionType
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +19,14 @@ from mmkron.ops.neurons.neuron import Neuron
 from mmkron.ops.neurons.surrogate import SURROGATES
 
 LANES = 1024  # neurons per program
-DERIVATIVES = {name: triton.jit(surrogate.triton) for name, surrogate in SURROGATES.items()}
+
+
+@lru_cache
+def compiled_gradient(surrogate: str) -> Any:
+    """Return the gradient of a surrogate as a function that kernels call."""
+    gradient = SURROGATES[surrogate].gradient
+    # Triton's interpreter requires its language among the global names of a function.
+    return triton.jit(FunctionType(gradient.__code__, {**gradient.__globals__, 'tl': tl}, gradient.__name__))
 
 
 def forward_block(x: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
@@ -77,7 +88,7 @@ def backward_block(
         neuron.reset is not None,
         neuron.decay_input,
         neuron.detach_reset,
-        DERIVATIVES[neuron.surrogate],
+        compiled_gradient(neuron.surrogate),
         neuron.learns_leak,
         LANES,
     )
