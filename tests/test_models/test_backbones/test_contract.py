@@ -128,31 +128,32 @@ def test_every_registered_backbone_is_covered():
     assert {case.cls for case in CASES} == registered
 
 
-def test_outputs(case):
+def test_outputs(case, device, dtype):
     """Channels and strides are published and true, on sizes that no stride divides."""
     stages = range(len(case.channels))
-    model = build(case, out_indices=tuple(stages)).eval()
+    model = settled(case, out_indices=tuple(stages)).to(device, dtype)
     assert model.out_channels == case.channels
     assert model.out_strides == case.strides
     for height, width in ((65, 97), (32, 32), (127, 40)):
-        outs = model(image(2, 3, height, width))
+        outs = model(image(2, 3, height, width).to(device, dtype))
         assert isinstance(outs, tuple)
+        assert all(out.dtype == dtype and out.isfinite().all() for out in outs)
         assert [tuple(o.shape) for o in outs] == [
             (2, c, math.ceil(height / s), math.ceil(width / s)) for c, s in zip(case.channels, case.strides)
         ]
 
 
 @pytest.mark.parametrize('out_indices', [-1, 0, 2, [1, -1], (3, 1)])
-def test_out_indices(case, out_indices):
+def test_out_indices(case, out_indices, device, dtype):
     """A subset returns the same maps as the whole, always in a tuple, and leaves the caller's list alone."""
     given = copy.copy(out_indices)
-    whole = settled(case, out_indices=tuple(range(len(case.channels))))
+    whole = settled(case, out_indices=tuple(range(len(case.channels)))).to(device, dtype)
     part = build(case, out_indices=out_indices)
     assert out_indices == given
     missing, unexpected = part.load_state_dict(whole.state_dict(), strict=False)
     assert (missing, unexpected) == ([], [])
-    part.eval()
-    x = image(2, 3, *SIZE)
+    part.eval().to(device, dtype)
+    x = image(2, 3, *SIZE).to(device, dtype)
     wanted = sorted(i % len(case.channels) for i in ([given] if isinstance(given, int) else given))
     expected = whole(x)
     outs = part(x)
@@ -227,9 +228,9 @@ def test_bad_input(case):
         model(image(1, 3, 32, 32).byte())
 
 
-def test_frozen_stages(case):
+def test_frozen_stages(case, device, dtype):
     """Frozen from the start, still after train(), and unchanged by an optimizer step with weight decay."""
-    model = build(case, frozen_stages=2)
+    model = build(case, frozen_stages=2).to(device, dtype)
     frozen = [model.stem, *model.stages[:2]]
     assert not any(p.requires_grad for part in frozen for p in part.parameters())
     assert all(p.requires_grad for part in model.stages[2:] for p in part.parameters())
@@ -238,7 +239,7 @@ def test_frozen_stages(case):
     assert all(m.training for part in model.stages[2:] for m in part.modules())
     before = copy.deepcopy(torch.nn.ModuleList(frozen).state_dict())
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
-    model(image(2, 3, *SIZE))[-1].sum().backward()
+    model(image(2, 3, *SIZE).to(device, dtype))[-1].sum().backward()
     optimizer.step()
     after = torch.nn.ModuleList(frozen).state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -246,13 +247,13 @@ def test_frozen_stages(case):
     assert all(p.requires_grad for p in build(case).parameters())
 
 
-def test_norm_eval(case):
-    model = build(case, norm_eval=True).train()
+def test_norm_eval(case, device, dtype):
+    model = build(case, norm_eval=True).to(device, dtype).train()
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     assert norms
     assert not any(m.training for m in norms)
     before = copy.deepcopy(model.state_dict())
-    model(image(2, 3, *SIZE))
+    model(image(2, 3, *SIZE).to(device, dtype))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert any(m.training for m in model.modules())
 
