@@ -101,14 +101,14 @@ def test_ddp_gradients(results):
     That the second step runs shows that no parameter is without a gradient.
     """
     for errors in result(results, 'ddp'):
-        assert len(errors) == 16
+        assert len(errors) == 18
         assert max(errors.values()) < 1e-6, errors
 
 
 def test_fsdp_step(results):
     """A step of each backbone equals one on the joint batch, and what is saved loads into an unsharded backbone."""
     for backbones in result(results, 'fsdp'):
-        assert len(backbones) == 9
+        assert len(backbones) == 10
         for name, found in backbones.items():
             assert found['error'] < 1e-6, name
             assert found['moved'] > 0.9, name  # a softmax does not see a shift, so some gradients are zero
