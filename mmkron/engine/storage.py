@@ -34,9 +34,14 @@ class AtomicLocalBackend(LocalBackend):
         """Write ``obj`` to ``filepath``.
 
         Raises:
+            ValueError: If ``filepath`` is a URL.
             WriteError: If the file cannot be written. What is there remains as it is.
         """
         path = os.fspath(filepath)
+        if '://' in path:
+            raise ValueError(
+                f"backend 'atomic' writes local files, got {path!r}: set backend_args of CheckpointHook to None"
+            )
         try:
             super().put(obj, path + PARTIAL)
             finish(path)

@@ -15,10 +15,10 @@ from torch import Tensor
 from mmkron import layers, ops
 from support.bad_values import FLAG, Bad, Kind, Signature, choice, integer, number, optional, sequence_of, tensor
 
-# Results, which no caller makes, and classes whose constructor is that of a host.
+# Results, which no caller makes, and classes without arguments of their own.
 NO_ARGUMENTS = (
-    'AttentionCost', 'CheckpointHook', 'Converted', 'LoadImageFromFile', 'NeuronActivity', 'Operations',
-    'PositionWeights',
+    'AttentionCost', 'CheckpointHook', 'Converted', 'DeterministicResumeHook', 'LoadImageFromFile', 'NeuronActivity',
+    'Operations', 'PositionWeights',
 )  # fmt: skip
 
 COUNT = integer(1)

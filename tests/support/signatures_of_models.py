@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 
 from mmkron import analysis, converters, datasets, layers, models
-from mmkron.engine.hooks import ResumeHook
+from mmkron.engine.hooks import PreemptionHook, ResumeHook
 from mmkron.registry import MODELS
 from support.bad_values import (
     ANYTHING,
@@ -352,7 +352,7 @@ def event_data_preprocessor() -> Signature:
     )
 
 
-@add('ResumeHook')
-def resume_hook() -> Signature:
-    names = sequence_of(choice('SIGTERM', 'SIGUSR1'), 'SIGTERM', fixed=False, empty=True)
-    return signature(ResumeHook, {}, signals=names.but(['SIGKILL']))
+SIGNALS = sequence_of(choice('SIGTERM', 'SIGUSR1'), 'SIGTERM', fixed=False, empty=True).but(['SIGKILL'])
+
+add('PreemptionHook')(lambda: signature(PreemptionHook, {}, signals=SIGNALS))
+add('ResumeHook')(lambda: signature(ResumeHook, {}, signals=SIGNALS))
