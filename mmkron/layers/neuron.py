@@ -110,7 +110,8 @@ def make_neuron(neuron_cfg: Mapping[str, Any] | None, **others: Any) -> LIF:
 def norm_then_lif(norm: nn.Module, neuron: nn.Module, x: Tensor, steps: int) -> Tensor:
     """Map (T B, C, H, W) to spikes (T, B, C, H, W): norm, then neuron, as one operation if possible."""
     if not can_fuse(norm, neuron):
-        return neuron(norm(x).unflatten(0, (steps, -1)))
+        x = norm(x)
+        return neuron(x.reshape(steps, -1, *x.shape[1:]))  # unflatten would fix the size of a traced map
     norm.num_batches_tracked.add_(1)
     statistics = norm.weight, norm.bias, norm.running_mean, norm.running_var
     return norm_lif(x, steps, *statistics, norm.momentum, norm.eps, **neuron.settings())

@@ -85,7 +85,8 @@ class SpikingConv(nn.Module):
         x = self.pool_before_norm(self.conv(x.flatten(0, 1)))
         if self.neuron is not None and self.pool_after_norm is None:
             return norm_then_lif(self.norm, self.neuron, x, steps)
-        return self.fire(self.normalize(x).unflatten(0, (steps, -1)))
+        currents = self.normalize(x)
+        return self.fire(currents.reshape(steps, -1, *currents.shape[1:]))
 
     def normalize(self, x: Tensor) -> Tensor:
         x = self.norm(x)

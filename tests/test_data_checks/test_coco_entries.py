@@ -8,9 +8,8 @@ import pytest
 from mmengine.config import ConfigDict
 from PIL import Image
 
-from mmkron.data_checks import coco, run
+from mmkron.data_checks import DataError, coco, run
 from mmkron.data_checks.coco_file import read_coco
-from mmkron.engine.errors import LaunchError
 from support.errors import raises
 
 SQUARE = [[1, 1, 5, 1, 5, 5, 1, 5]]
@@ -207,7 +206,7 @@ def test_the_launcher_names_the_entry(write):
     content = coco_content()
     content['annotations'][3]['bbox'] = None
     cfg = ConfigDict(train_dataloader=dict(dataset=write(content)))
-    with raises(LaunchError, 'annotations[3].bbox', 'null'):
+    with raises(DataError, 'annotations[3].bbox', 'null'):
         run(cfg, 'c.py', ['train'])
 
 

@@ -47,8 +47,8 @@ def test_disk_full_while_saving(train, tmp_path):
     process.join(120)
     assert process.exitcode == 0
     message = said.read_text()
-    assert message.startswith(f'checkpoint {work}/epoch_2.pth cannot be written: File too large (')
-    assert 'the earlier ones are as they were, and --resume goes on from the last of them' in message
+    assert f'{work}/epoch_2.pth' in message
+    assert 'File too large' in message
     assert [path.name for path in work.glob('*.pth*')] == ['epoch_1.pth']
     assert (work / 'epoch_1.pth').read_bytes() == first
     assert (work / 'last_checkpoint').read_text() == f'{work}/epoch_1.pth'

@@ -69,7 +69,7 @@ SMALL_SPIKING = dict(
     depths=(1, 1, 1, 1),
     heads=4,
     mlp_ratio=2,
-    steps=2,
+    steps=3,
     attentions=('qkta', 'qkta', 'qkca', 'ssa'),
     stem=dict(widths=(8, 8, 8), pools=(True, True, False), shortcut_from=1),
     pools=(True, False),
@@ -319,7 +319,7 @@ def test_half_precision(case, half):
     for cast in (half, torch.float32):
         model = build(case, out_indices=0 if spiking else 2).to(half).to(cast).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        out = model(image(4, 3, *SIZE).to(half).to(cast))[0]
+        out = model(image(4, 3, 64, 64).to(half).to(cast))[0]
         assert out.dtype == cast
         project(out.float()).backward()
         before = parameters_to_vector(model.parameters()).detach().clone()
