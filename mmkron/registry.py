@@ -48,9 +48,13 @@ class PackageRegistry(Registry):
         if self._imported:
             return
         super().import_from_location()
-        for location in self._locations:
-            for module in pkgutil.iter_modules(import_module(location).__path__):
-                import_module(f'{location}.{module.name}')
+        try:
+            for location in self._locations:
+                for module in pkgutil.iter_modules(import_module(location).__path__):
+                    import_module(f'{location}.{module.name}')
+        except Exception:
+            self._imported = False  # so that the next look-up tells the cause again
+            raise
 
 
 class ModelRegistry(Registry):

@@ -46,9 +46,9 @@ def check(args: Namespace) -> None:
         if missing:
             raise LaunchError(describe_missing(missing, args.config))
         problems = []
-        for check in CHECKS:
-            found = list(check.find(cfg, splits))
-            print_row(check.subject, len(found), 'wrong or suspicious')
+        for find, subject in CHECKS:
+            found = list(find(cfg, splits))
+            print_row(subject, len(found), 'wrong or suspicious')
             problems += found
     if problems:
         print(describe(problems, f'the data of {args.config}:'))
