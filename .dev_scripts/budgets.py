@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {'mmkron/engine': 1200, 'mmkron/data_checks': 800}
-FILE, FUNCTION, CONSTRUCTOR = 400, 50, 40  # lines; a constructor's are those of its body
+FILE, FUNCTION, CONSTRUCTOR = 400, 50, 40  # lines; of a constructor, the lines of its body
 TESTS_PER_LINE = 1.2
 
 

@@ -21,7 +21,7 @@ __all__ = [
     'register_models',
 ]
 
-# Imported when asked for: `import mmkron` alone loads neither MMEngine nor a host library.
+# Imported lazily: `import mmkron` alone loads neither MMEngine nor a host library.
 _MODULES = {
     'allow_checkpoint_globals': 'mmkron.engine.checkpoints',
     'compat_report': 'mmkron.utils.collect_env',

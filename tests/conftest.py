@@ -7,6 +7,7 @@ import mmengine.config.config
 import pytest
 import torch
 import yapf.yapflib.yapf_api
+from mmengine.registry import DefaultScope
 
 from support.tools import ROOT as ROOT
 from support.tools import TINY_CONFIG, load_tool, make_image_tree
@@ -50,6 +51,15 @@ def plain_config_text():
         for module in (mmengine.config.config, yapf.yapflib.yapf_api):  # it imports the function early or late
             patch.setattr(module, 'FormatCode', lambda text, **_: (text, True), raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_scope():
+    """Keep the default scope that MMEngine's Runner and the inferencers leave behind from the next test."""
+    before = dict(DefaultScope._instance_dict)
+    yield
+    DefaultScope._instance_dict.clear()
+    DefaultScope._instance_dict.update(before)
 
 
 def free_ports(count: int) -> list[str]:

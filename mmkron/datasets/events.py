@@ -152,7 +152,7 @@ def _read_packets(path: str | os.PathLike, data: bytes, start: int) -> tuple[np.
         if kind != _POLARITY:
             continue
         if bytes_each != 8:
-            raise _damage(path, body, f'an event of a pixel has 8 bytes, those of this packet {bytes_each}')
+            raise _damage(path, body, f'an event of a pixel has 8 bytes, an event of this packet has {bytes_each}')
         if number != count:  # writers set both to the number of events
             raise _damage(path, body, f'a packet of {count} events whose header says that it holds {number}')
         words.append(np.frombuffer(data, '<u4', 2 * count, body).reshape(-1, 2))

@@ -193,11 +193,11 @@ def check_checkpoints(cfg: Config) -> Any:
         lacking = [] if content is None else _lacking(content)
         if lacking:
             raise LaunchError(
-                f'--resume {cfg.load_from}: it lacks {", ".join(lacking)}, so it is no checkpoint to go on from; to '
+                f'--resume {cfg.load_from}: it has no {", ".join(lacking)} to resume from; to '
                 f'start from its weights set load_from={cfg.load_from!r} in the config'
             )
     if content is not None and 'optimizer' not in content:
-        print(f'--resume {cfg.load_from}: it lacks the state of the optimizer, which starts anew', flush=True)
+        print(f'--resume {cfg.load_from}: it has no state of the optimizer, which starts from scratch', flush=True)
     return content
 
 
@@ -230,11 +230,11 @@ def newest_checkpoint(cfg: Config) -> tuple[str | None, Any]:
             content = None if osp.isdir(path) else read_whole(path, 'checkpoint')
             lacking = [] if content is None else _lacking(content)
             if lacking:
-                raise DamagedError(f'checkpoint {path} lacks {", ".join(lacking)}')
+                raise DamagedError(f'checkpoint {path} has no {", ".join(lacking)}')
         except DamagedError as error:
-            print(f'--resume passes over {error}', flush=True)
+            print(f'--resume skips {error}', flush=True)
         else:
-            print(f'--resume goes on from {path}', flush=True)
+            print(f'--resume continues from {path}', flush=True)
             return path, content
     if paths:
         raise LaunchError(
@@ -261,7 +261,7 @@ def _candidates(cfg: Config) -> list[str]:
         places = (last, *(osp.join(folder, osp.basename(last)) for folder in folders))
         named = next(filter(osp.exists, places), None)
         if named is None:
-            print(f'--resume passes over {last}, which last_checkpoint names: there is no such file', flush=True)
+            print(f'--resume skips {last}, which last_checkpoint names: there is no such file', flush=True)
         else:
             folders.append(osp.dirname(named) or '.')
     found: dict[str, str] = {}

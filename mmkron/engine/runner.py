@@ -25,11 +25,8 @@ from torch import nn
 
 from mmkron import data_checks
 from mmkron.data_checks.common import type_name
-from mmkron.engine.arguments import merge_common_args as merge_common_args
-from mmkron.engine.arguments import merge_train_args
-from mmkron.engine.checkpoints import check_checkpoints, refusal, safe_loading
-from mmkron.engine.checkpoints import checkpoint_path as checkpoint_path
-from mmkron.engine.cli import main as main
+from mmkron.engine.arguments import merge_common_args, merge_train_args
+from mmkron.engine.checkpoints import check_checkpoints, checkpoint_path, refusal, safe_loading
 from mmkron.engine.console import StartSummaryHook, quiet
 from mmkron.engine.data_errors import NamedSamplesMixin
 from mmkron.engine.errors import LaunchError, describe_config_error
@@ -89,6 +86,21 @@ def load_config(path: str) -> Config:
         reason = describe_config_error(error)
         remedy = remedy_of(reason)
         raise LaunchError(f'config {path!r} cannot be read: {reason}' + (remedy and f'\n{remedy}')) from error
+
+
+def load_model_config(args: Namespace) -> Config:
+    """Load the config of a tool that builds a model, with the tool's options and ``load_from`` of its checkpoint.
+
+    Args:
+        args: The arguments of the tool; ``checkpoint`` is a path, a URL, or None or ``'none'`` for initial weights.
+
+    Raises:
+        LaunchError: An option does not fit the config, or the config or the checkpoint cannot be found.
+    """
+    cfg = load_config(args.config)
+    merge_common_args(cfg, args)
+    cfg.load_from = None if args.checkpoint in (None, 'none') else checkpoint_path(args.checkpoint, 'checkpoint')
+    return cfg
 
 
 def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:

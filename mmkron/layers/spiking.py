@@ -160,8 +160,8 @@ class SpikingAttention(nn.Module):
 class TokenQKAttention(SpikingAttention):
     """Token Q-K attention (QKTA): :func:`mmkron.ops.token_qk_attention` with its convolutions.
 
-    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), equations 7 to 9. The arguments are those of
-    :class:`SpikingAttention`.
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552). See :class:`SpikingAttention` for the
+    arguments.
 
     Examples:
         >>> import torch
@@ -178,8 +178,8 @@ class TokenQKAttention(SpikingAttention):
 class ChannelQKAttention(SpikingAttention):
     """Channel Q-K attention (QKCA): :func:`mmkron.ops.channel_qk_attention` with its convolutions.
 
-    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), section 3.2. The arguments are those of
-    :class:`SpikingAttention`.
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552). See :class:`SpikingAttention` for the
+    arguments.
 
     Examples:
         >>> import torch
@@ -287,7 +287,7 @@ class SpikingMLP(nn.Module):
 class SpikingPatchEmbed(nn.Module):
     """Spiking patch embedding with deformed shortcut (SPEDS): 3 x 3 convolutions and, in parallel, a strided 1 x 1 one.
 
-    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552), section 3.4.
+    Source: Zhou et al., QKFormer, NeurIPS 2024 (arXiv 2403.16552).
 
     Args:
         in_channels: Channels of the input.

@@ -1,1 +1,1 @@
-"""What every other package may use; imports neither torch nor OpenMMLab."""
+"""Checks of arguments and the report on the environment; importing them loads neither torch nor OpenMMLab."""

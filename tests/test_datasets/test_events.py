@@ -192,7 +192,7 @@ GOOD = [(5, 1, 2, 1)] * 3
             read_aedat3,
             aedat3(packet3([], size=4, capacity=0)),
             START3 + 28,
-            '8 bytes, those of this packet 4',
+            '8 bytes, .*packet has 4',
         ),
         (
             read_aedat3,

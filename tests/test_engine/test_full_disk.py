@@ -63,6 +63,6 @@ def test_truncated_checkpoint_of_mmengines_own_hook(train, tmp_path, capsys):
     runner = train("\ntrain_cfg['max_epochs'] = 2\nresume = True")
     assert runner.iter == 4
     out = capsys.readouterr().out
-    assert f'--resume passes over checkpoint {second} is damaged or cut off: ' in out
-    assert f'--resume goes on from {tmp_path}/work/epoch_1.pth' in out
+    assert f'--resume skips checkpoint {second} is damaged or cut off: ' in out
+    assert f'--resume continues from {tmp_path}/work/epoch_1.pth' in out
     assert checkpoints.read_whole(str(second), '')['meta']['iter'] == 4

@@ -46,7 +46,7 @@ def test_the_named_checkpoint_is_taken(folder, capsys):
     folder.add('best_accuracy_epoch_2.pth', 8, age=1)
     folder.last(second)
     assert folder.pick() == second
-    assert capsys.readouterr().out == f'--resume goes on from {second}\n'
+    assert capsys.readouterr().out == f'--resume continues from {second}\n'
     folder.last(first)  # a user goes back
     assert folder.pick() == first
     folder.last('/elsewhere/before/epoch_1.pth')  # the folder has moved
@@ -69,14 +69,12 @@ def test_damaged_ones_are_named_and_passed_over(folder, capsys):
     folder.last(cut)
     assert folder.pick() == whole
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(rf'--resume passes over checkpoint {cut} is damaged or cut off: .+', lines[0])
-    assert re.fullmatch(rf'--resume passes over checkpoint {other} lacks message_hub, meta', lines[1])
-    assert lines[2] == f'--resume goes on from {whole}'
+    assert re.fullmatch(rf'--resume skips checkpoint {cut} is damaged or cut off: .+', lines[0])
+    assert re.fullmatch(rf'--resume skips checkpoint {other} has no message_hub, meta', lines[1])
+    assert lines[2] == f'--resume continues from {whole}'
     folder.last('gone.pth')
     assert folder.pick() == whole
-    assert (
-        '--resume passes over gone.pth, which last_checkpoint names: there is no such file' in capsys.readouterr().out
-    )
+    assert '--resume skips gone.pth, which last_checkpoint names: there is no such file' in capsys.readouterr().out
 
 
 def test_no_checkpoint_and_none_that_is_whole(folder, capsys):
@@ -100,7 +98,7 @@ def test_given_path_that_does_not_serve(folder, tmp_path):
     for path, message in (
         (cut, 'is damaged or cut off: '),
         (tmp_path / 'empty.pth', 'is damaged or cut off: '),
-        (tmp_path / 'published.pth', 'it lacks message_hub, so it is no checkpoint to go on from; to start from its'),
+        (tmp_path / 'published.pth', 'it has no message_hub to resume from; to start from its'),
         (tmp_path / 'gone.pth', r'.*is not a file'),
     ):
         with pytest.raises(LaunchError, match=f'--resume {path}.*{message}|--resume is not a file: .*gone'):
@@ -120,7 +118,7 @@ def test_what_starts_anew_is_said(folder, capsys):
     def said(path=None):
         cfg = Config(dict(folder.cfg.to_dict(), load_from=path))
         checkpoints.check_checkpoints(cfg)
-        return [line for line in capsys.readouterr().out.splitlines() if 'lacks' in line]
+        return [line for line in capsys.readouterr().out.splitlines() if 'has no' in line]
 
     whole = folder.add('epoch_1.pth', 4, age=9, param_schedulers=[])
     assert said() == said(whole) == []
@@ -129,4 +127,4 @@ def test_what_starts_anew_is_said(folder, capsys):
     content.pop('optimizer')
     torch.save(content, path)
     for found in (said(path), said()):
-        assert found == [f'--resume {path}: it lacks the state of the optimizer, which starts anew']
+        assert found == [f'--resume {path}: it has no state of the optimizer, which starts from scratch']

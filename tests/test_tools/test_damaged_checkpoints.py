@@ -126,7 +126,7 @@ def test_resume_takes_the_one_before(tmp_path, capsys):
     found = checkpoints.check_checkpoints(cfg)
     assert cfg.load_from == str(tmp_path / 'whole.pth')
     assert found['meta']['iter'] == 4
-    assert capsys.readouterr().out.count('--resume passes over ') == len(files)
+    assert capsys.readouterr().out.count('--resume skips ') == len(files)
     for i in range(len(FILES), len(files)):
         with raises(LaunchError, '--resume', tmp_path / f'epoch_{i}.pth'):
             checkpoints.check_checkpoints(Config(dict(cfg.to_dict(), load_from=str(tmp_path / f'epoch_{i}.pth'))))

@@ -211,7 +211,7 @@ def test_source_without_its_files(tool, tmp_path, capsys):
     for name in ('train-labels-idx1-ubyte', 't10k-images-idx3-ubyte'):
         (folder / name).unlink()
     message = refusal(tool, capsys, tmp_path / 'out', '--source', folder)
-    assert message == f'--source {folder} lacks train-labels-idx1-ubyte, t10k-images-idx3-ubyte (plain or .gz)'
+    assert message == f'--source {folder} has no train-labels-idx1-ubyte, t10k-images-idx3-ubyte (plain or .gz)'
     assert [path.name for path in tmp_path.iterdir()] == ['files']
 
 

@@ -260,9 +260,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure the network of a config and write the report."""
     if args.batches < 1:
         raise LaunchError(f'--batches must be at least 1, got {args.batches}')
-    cfg = launch.load_config(args.config)
-    launch.merge_common_args(cfg, args)
-    cfg.load_from = None if args.checkpoint == 'none' else launch.checkpoint_path(args.checkpoint, 'checkpoint')
+    cfg = launch.load_model_config(args)
     if cfg.get('val_dataloader') is None:
         raise LaunchError(f'config {args.config!r} has no val_dataloader')
     launch.check_data(cfg, args.config, ('val',))

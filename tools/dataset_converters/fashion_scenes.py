@@ -1,6 +1,6 @@
 """Compose real garments into scenes: one folder that is both a PASCAL VOC and a COCO dataset.
 
-The garments are those of Fashion-MNIST: its four IDX files in data/fashionmnist, else those of the Debian package
+The garments come from Fashion-MNIST: its four IDX files in data/fashionmnist, else those of the Debian package
 dataset-fashion-mnist, else scikit-learn's digits take their place. Training scenes hold training images only.
 
     python tools/dataset_converters/fashion_scenes.py                   # 2,000 + 200 scenes in data/fashion_scenes
@@ -94,7 +94,7 @@ def read_fashion(folder: Path) -> Source:
     files, splits = find_fashion(folder), {}
     missing = [name for name in FILES if name not in files]
     if missing:
-        raise ValueError(f'--source {folder} lacks {", ".join(missing)} (plain or .gz)')
+        raise ValueError(f'--source {folder} has no {", ".join(missing)} (plain or .gz)')
     for split, part in zip(SPLITS, ('train', 't10k')):
         image_file, label_file = files[f'{part}-images-idx3-ubyte'], files[f'{part}-labels-idx1-ubyte']
         images, labels = read_idx(image_file, 3), read_idx(label_file, 1)

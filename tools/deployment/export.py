@@ -224,9 +224,7 @@ def is_rounding(model: nn.Module, x: Tensor, actual: Sequence[Tensor], expected:
 def export(args: argparse.Namespace) -> None:
     """Export what the command line requests, check it and write it."""
     out = check_args(args)
-    cfg = launch.load_config(args.config)
-    launch.merge_common_args(cfg, args)
-    cfg.load_from = None if args.checkpoint is None else launch.checkpoint_path(args.checkpoint, 'checkpoint')
+    cfg = launch.load_model_config(args)
     write, load = {'onnx': (to_onnx, load_onnx), 'torch': (to_torch, load_torch)}[args.format]
     MMLogger.get_instance('export', log_level='ERROR')
     with launch.environment(cfg, args), torch.no_grad():

@@ -7,7 +7,7 @@ after a download. A new training writes such a file itself with ``CheckpointHook
 'state_dict'])``; this tool is for checkpoints that exist, and turns NumPy values of the meta into lists and numbers, so
 that torch.load reads the file with ``weights_only=True`` and nothing else allowed.
 
-The weights are those of validation: with an EMAHook the averaged ones.
+The weights are the ones that validation uses: with an EMAHook the averaged ones.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import mmcv
 import numpy as np
 import torch
 from mmcv.transforms import Pad
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import MMLogger
 from mmengine.registry import VISUALIZERS
@@ -28,8 +28,9 @@ from coefficient_figure import View, draw
 from mmkron.analysis import PositionWeights, position_weights
 from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.datasets import LoadImageFromFile
+from mmkron.engine import cli
 from mmkron.engine import runner as launch
-from mmkron.engine.runner import LaunchError
+from mmkron.engine.errors import LaunchError
 from mmkron.layers import KroneckerAttention2d
 from mmkron.ops.kronecker import MODES
 
@@ -38,16 +39,13 @@ STRONGEST = 5
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('config', help='config file')
+    cli.add_common_arguments(parser, distributed=False)
     parser.add_argument('checkpoint', help="weights; 'none' for the initial ones")
     parser.add_argument('image', help='image file')
     parser.add_argument('--pixel', nargs=2, type=int, required=True, metavar=('X', 'Y'), help='in the image, from 0')
     parser.add_argument('--layer', metavar='NAME', help='attention layer; default: the last one that the model runs')
     parser.add_argument('--out-dir', default='work_dirs/kao_coefficients', metavar='DIR', help='default: %(default)s')
     parser.add_argument('--device', default='cpu', help='default: %(default)s')
-    options = 'change the config: a.b=1 a.c="[1,2]" a.0.d=x; no white space in a value'
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE', help=options)
-    parser.set_defaults(launcher='none', local_rank=0, work_dir=None)
     return parser.parse_args(argv)
 
 
@@ -181,9 +179,7 @@ def print_strongest(weights: PositionWeights) -> None:
 
 def run(args: argparse.Namespace) -> None:
     started, pixel, out_dir = time.time_ns(), tuple(args.pixel), Path(args.out_dir)
-    cfg = launch.load_config(args.config)
-    launch.merge_common_args(cfg, args)
-    cfg.load_from = None if args.checkpoint == 'none' else launch.checkpoint_path(args.checkpoint, 'checkpoint')
+    cfg = launch.load_model_config(args)
     image = read_image(args.image, pixel)
     MMLogger.get_instance('kao_coefficients', log_level='WARNING')
     with launch.environment(cfg, args):
@@ -201,7 +197,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    launch.main(run, parse_args(argv))
+    cli.main(run, parse_args(argv))
 
 
 if __name__ == '__main__':

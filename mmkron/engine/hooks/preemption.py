@@ -187,7 +187,7 @@ class PreemptionHook(Hook):
             self._skip = 0
 
     def _prepare(self, runner: Any, loader: DataLoader, first: int, length: float) -> None:
-        """Let the workers of a loader, which have not started, ignore the signals and seed each batch if asked to."""
+        """Let workers that have not started ignore the signals, and :class:`DeterministicResumeHook` seed them."""
         loader.worker_init_fn = WorkerStart(loader.worker_init_fn, self.signals)
         for hook in runner.hooks:
             if isinstance(hook, DeterministicResumeHook):

@@ -34,7 +34,7 @@ class FollowConfigHook(Hook):
     priority = 'VERY_HIGH'
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict) -> None:
-        """Replace the schedule and the options in a checkpoint by those of the config."""
+        """Replace the schedule and the options in a checkpoint with the schedule and the options of the config."""
         (checkpoint.get('meta') or {}).pop('config', None)
         if not runner._resume:
             return

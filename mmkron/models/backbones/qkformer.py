@@ -103,7 +103,7 @@ class QKFormer(Backbone):
             (blocks per stage), ``heads``, ``mlp_ratio``, ``steps``, ``attentions``, ``stem`` and ``pools`` (arguments
             of :class:`mmkron.layers.SpikingPatchEmbed` for the first and, of two convolutions, for the later stages),
             and optionally ``in_channels``.
-        in_channels: Channels of the image or frame. Default: those of the arch, or 3 if a dict has none. An arch of 2
+        in_channels: Channels of the image or frame. Default: as in the arch, or 3 if a dict has none. An arch of 2
             channels takes frames only and refuses images.
         steps: T, the number of frames of events, or of steps at which an image is shown. Default: the arch's.
         attentions: ``qkta``, ``qkca`` or ``ssa``, one per stage. Default: the arch's.

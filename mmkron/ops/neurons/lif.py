@@ -48,7 +48,7 @@ def lif(
         v_reset: Potential after a spike. None subtracts the threshold instead (soft reset).
         decay_input: Whether the input is divided by tau, too.
         detach_reset: Whether the reset is a constant in the backward pass.
-        surrogate: Function of ``u = h - v_threshold`` whose derivative replaces that of a spike: ``sigmoid``
+        surrogate: Function of ``u = h - v_threshold`` whose derivative replaces the derivative of a spike: ``sigmoid``
             (``sigmoid(alpha * u)``), ``atan`` (``atan(pi / 2 * alpha * u) / pi``), ``rectangle`` (derivative
             1 / alpha where ``abs(u) < alpha / 2``) or ``triangle`` (derivative ``max(0, 1 - abs(u) / alpha) / alpha``).
         alpha: Steepness or width of the surrogate. Default: 4 (``sigmoid``), 2 (``atan``) or 1 (the others).
@@ -145,7 +145,7 @@ def run_forward(x: Tensor, v0: Tensor | None, neuron: Neuron, return_state: bool
 def run_backward(
     x: Tensor, v0: Tensor | None, neuron: Neuron, grad: Tensor | None, grad_last: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients of x, v0 and the leak from those of the spikes and the last potentials."""
+    """Return the gradients of x, v0 and the leak from the gradients of the spikes and the last potentials."""
     order = memory_order(x)
     x2d, start, end = flatten(x, order), flatten_step(v0, order), flatten_step(grad_last, order)
     grad2d = x.new_zeros(()).expand(x2d.shape) if grad is None else flatten(grad, order)
@@ -182,7 +182,7 @@ def forward_block(x: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tenso
 def backward_block(
     x: Tensor, start: Tensor | None, grad: Tensor, end: Tensor | None, neuron: Neuron, grad_x: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Write the gradient of the inputs of a block (T, n) and return those of its first potentials and of the leak.
+    """Write the gradient of the inputs of a block (T, n) and return the gradients of its first potentials and leak.
 
     ``grad`` holds the gradients of the spikes, ``end`` those of the last potentials. From the last step to the first,
     with grad_v the gradient of the potentials after the step::
@@ -198,7 +198,7 @@ def backward_block(
     gain = scale * neuron.leak if neuron.decay_input else scale
     v = first_state(x, start, neuron)
     before, charged = charge_all(x, v, neuron)
-    # Before the first round grad_h is that of v after the last step, which no leak has reduced.
+    # Before the first round grad_h is the gradient of v after the last step, which no leak has reduced.
     grad_h = None if end is None else end.to(v.dtype) / scale
     decay, grad_leak = 1.0, None
     for step in reversed(range(len(x))):

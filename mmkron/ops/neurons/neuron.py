@@ -6,7 +6,7 @@ A neuron of membrane potential v charges, fires and resets at each step of the i
     s = 1 where h >= v_threshold, else 0
     v = h where s is 0, else v_reset      or, with v_reset None (soft reset),  h - v_threshold * s
 
-In the backward pass the derivative of s is that of a smooth function of ``h - v_threshold``
+In the backward pass the derivative of s is replaced by the derivative of a smooth function of ``h - v_threshold``
 (:mod:`mmkron.ops.neurons.surrogate`). Sources: Fang et al., Incorporating Learnable Membrane Time Constant to Enhance
 Learning of Spiking Neural Networks, ICCV 2021 (arXiv 2007.05785; LIF and PLIF); Zhou et al., QKFormer, NeurIPS 2024
 (arXiv 2403.16552; tau 2, sigmoid surrogate with alpha 4).

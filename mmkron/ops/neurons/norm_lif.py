@@ -73,7 +73,7 @@ def check_norm(x: Tensor, momentum: float, eps: float, **operands: Tensor) -> No
             raise ValueError(f'{name} must have shape ({x.shape[1]},), the channels of x, got {tuple(operand.shape)}')
         check_device(name, operand, x)
         if operand.dtype not in (x.dtype, statistics_dtype(x)):
-            raise TypeError(f'{name} must be of type {statistics_dtype(x)} or that of x, got {operand.dtype}')
+            raise TypeError(f'{name} must be of type {statistics_dtype(x)} or {x.dtype}, got {operand.dtype}')
     check_number('momentum', momentum)
     if not 0 <= momentum <= 1:
         raise ValueError(f'momentum must be from 0 to 1, got {momentum!r}')
