@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from mmkron.version import __version__
 
 if TYPE_CHECKING:
-    from mmkron.engine.checkpoints import allow_checkpoint_globals
     from mmkron.model_zoo import get_config, list_configs, register_models
     from mmkron.utils.collect_env import compat_report
+    from mmkron.utils.weights import allow_checkpoint_globals
 
 __all__ = [
     '__version__',
@@ -23,7 +23,7 @@ __all__ = [
 
 # Imported lazily: `import mmkron` alone loads neither MMEngine nor a host library.
 _MODULES = {
-    'allow_checkpoint_globals': 'mmkron.engine.checkpoints',
+    'allow_checkpoint_globals': 'mmkron.utils.weights',
     'compat_report': 'mmkron.utils.collect_env',
     'get_config': 'mmkron.model_zoo',
     'list_configs': 'mmkron.model_zoo',

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from mmengine.runner import Runner, load_checkpoint
 
 import train as train_tool  # it makes a checkout that is not installed importable
-from mmkron.engine import cli
-from mmkron.engine import runner as launch
+from mmkron.utils import cli
+from mmkron.utils.errors import LaunchError
 
 GRID = (4, 8)  # rows and columns of the picture of a classifier
 SCENES = (3, 2)  # rows and columns of the picture of a detector
@@ -122,19 +122,19 @@ REPORTS = {'mmpretrain': report_classifier, 'mmdet': report_detector}
 
 def check_config(args: Namespace) -> None:
     """Raise LaunchError for a config that would fail only after the training."""
-    cfg = launch.merge_train_args(launch.load_config(args.config), args)
+    cfg = train_tool.merge_args(cli.load_config(args), args)
     scope = cfg.get('default_scope')
     if scope not in REPORTS:
-        raise launch.LaunchError(f'default_scope must be one of {tuple(REPORTS)} for a demo, got {scope!r}')
+        raise LaunchError(f'default_scope must be one of {tuple(REPORTS)} for a demo, got {scope!r}')
     hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
     if cfg.get('val_evaluator') is None or not hook.get('save_best'):
-        raise launch.LaunchError(f'{args.config} needs val_evaluator and default_hooks.checkpoint.save_best for a demo')
+        raise LaunchError(f'{args.config} needs val_evaluator and default_hooks.checkpoint.save_best for a demo')
 
 
 def run(args: Namespace) -> None:
     """Train, and report on the best checkpoint."""
     check_config(args)
-    runner = launch.train(args)
+    runner = train_tool.train(args)
     best = runner.message_hub.get_info('best_ckpt')
     load_checkpoint(runner.model, best, map_location='cpu')
     picture = Path(runner.work_dir) / 'predictions.png'

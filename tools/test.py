@@ -13,12 +13,13 @@ from mmengine.config import Config, ConfigDict
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
 from mmkron.data_checks.common import leaf_datasets, type_name
-from mmkron.engine import arguments, cli
 from mmkron.engine import runner as launch
-from mmkron.engine.checkpoints import checkpoint_path, read_load_from
+from mmkron.engine.checkpoints import read_load_from
 from mmkron.engine.console import StartSummaryHook
-from mmkron.engine.errors import LaunchError
-from mmkron.engine.fit import check_fit
+from mmkron.utils import cli
+from mmkron.utils.errors import LaunchError
+from mmkron.utils.fit import check_fit
+from mmkron.utils.weights import checkpoint_path
 
 TTA_MODELS = dict(
     mmpretrain=dict(type='mmpretrain.AverageClsScoreTTA'),
@@ -54,13 +55,13 @@ def test(args: argparse.Namespace) -> dict:
     Raises:
         LaunchError: An argument does not fit the config, or a file, data or a package is missing.
     """
-    cfg = merge_args(launch.load_config(args.config), args)
+    cfg = merge_args(cli.load_config(args), args)
     launch.check_data(cfg, args.config, ('test',))
     content = read_load_from(cfg, 'checkpoint')
     results = {'--work-dir': cfg.work_dir, '--show-dir': args.show_dir, '--out': args.out}
     for argument, path in results.items():
         if path is not None:
-            launch.check_writable(path, argument, is_file=argument == '--out' and cfg.get('default_scope') != 'mmseg')
+            cli.check_writable(path, argument, is_file=argument == '--out' and cfg.get('default_scope') != 'mmseg')
     with launch.environment(cfg, args):
         runner = launch.build_runner(cfg)
         hint = 'use --allow-partial to test it nevertheless'
@@ -81,8 +82,7 @@ def merge_args(cfg: Config, args: argparse.Namespace) -> Config:
     Raises:
         LaunchError: The config has no part that an argument needs, or the checkpoint is missing.
     """
-    arguments.merge_common_args(cfg, args)
-    arguments.check_sections(cfg, args.config, ('test_dataloader', 'test_evaluator', 'test_cfg'))
+    cli.check_sections(cfg, args.config, ('test_dataloader', 'test_evaluator', 'test_cfg'))
     cfg.load_from = checkpoint_path(args.checkpoint, 'checkpoint')
     cfg.resume = False
     if args.show or args.show_dir is not None:

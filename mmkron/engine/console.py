@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os.path as osp
 import sys
 import textwrap
 from typing import Any
@@ -13,8 +12,6 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
-
-from mmkron.engine.fit import find_pretrained
 
 
 def _is_for_console(record: logging.LogRecord) -> bool:
@@ -51,28 +48,17 @@ def _start(runner: Runner, purpose: str, loops: dict[str, Any]) -> None:
     for handler in runner.logger.handlers:
         handler.removeFilter(_is_for_console)
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    parameters = list(model.parameters())
-    device = parameters[0].device if parameters else 'no device'
-    count = sum(parameter.numel() for parameter in parameters)
-    rows = {'config': runner.cfg.filename, 'model': f'{type(model).__name__}: {count:,} parameters, on {device}'}
+    count = sum(parameter.numel() for parameter in model.parameters())
+    rows = {'config': runner.cfg.filename, 'model': f'{type(model).__name__}, {count:,} parameters'}
     for split, loop in loops.items():
         if loop is not None:
-            dataset, size = loop.dataloader.dataset, (runner.cfg.get(f'{split}_dataloader') or {}).get('batch_size')
-            samples = f' of {len(dataset):,} samples' if hasattr(dataset, '__len__') else ''
-            rows[split] = f'{type(dataset).__name__}{samples}, {size} per batch in each of {get_world_size()} processes'
-            classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
-            rows['classes'] = textwrap.shorten(
-                f'{len(classes)}: {", ".join(map(str, classes))}', 100, placeholder=' ...'
-            )
-    rows['weights'] = _describe_weights(runner)
+            dataset = loop.dataloader.dataset
+            samples = f'{len(dataset):,} samples' if hasattr(dataset, '__len__') else 'samples'
+            classes = ', '.join(map(str, (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()))
+            text = f'{type(dataset).__name__}, {samples}, {get_world_size()} processes, classes: {classes}'
+            rows[split] = textwrap.shorten(text, 110, placeholder=' ...')
+    rows['weights'] = runner.cfg.get('load_from') or 'initial ones'
+    if runner.cfg.get('resume'):
+        rows['weights'] += f', resumed after epoch {runner.epoch}, iteration {runner.iter}'
     rows['results'] = runner.work_dir
-    rows['log'] = osp.join(runner.log_dir, f'{runner.timestamp}.log')
     runner.logger.info('\n'.join([f'the {purpose} starts', *(f'  {name:<8} {text}' for name, text in rows.items())]))
-
-
-def _describe_weights(runner: Runner) -> str:
-    path = runner.cfg.get('load_from')
-    if path is not None and runner.cfg.get('resume'):
-        return f'resumed from {path}, after epoch {runner.epoch}, iteration {runner.iter}'
-    files = [path] if path is not None else [config['checkpoint'] for *_, config in find_pretrained(runner.model)]
-    return f'from {", ".join(files)}' if files else 'initialized at random'

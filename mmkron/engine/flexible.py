@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from mmkron.data_checks.common import type_name
 from mmkron.engine.console import quiet
 from mmkron.engine.data_errors import NamedSamplesMixin
-from mmkron.engine.errors import LaunchError
-from mmkron.engine.storage import PARTIAL, describe, finish, remove
+from mmkron.engine.storage import PARTIAL, WriteError, finish, remove
 from mmkron.models.backbones import Backbone
 from mmkron.registry import RUNNERS, STRATEGIES
+from mmkron.utils.errors import LaunchError
 
 
 @RUNNERS.register_module()
@@ -83,7 +83,7 @@ class FlexibleRunner(NamedSamplesMixin, MMEngineFlexibleRunner):
         except OSError as error:
             if is_main_process():
                 remove(path + PARTIAL)
-            raise describe(error, path) from error
+            raise WriteError(path, error) from error
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks, ``before_run`` once per run."""

@@ -10,22 +10,29 @@ from typing import ClassVar
 from mmengine.fileio import register_backend
 from mmengine.fileio.backends import LocalBackend
 
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 
+ATOMIC = dict(backend='atomic')
 PARTIAL = '.partial'
 
 
 class WriteError(LaunchError, OSError):
     """A checkpoint that cannot be written."""
 
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(
+            f'checkpoint {path} cannot be written: {error.strerror or error}; the earlier ones are unharmed, and '
+            '--resume continues from the last of them'
+        )
+
 
 class AtomicLocalBackend(LocalBackend):
     """Local files that are either whole or not there.
 
     A file is written as ``NAME.partial`` and renamed when it is complete and on the disk. What is removed stays until
-    the next file in the same folder is complete, so that a kill or a full disk costs no checkpoint; the disk needs room
-    for one checkpoint more. Nothing is removed from another folder, such as the work dir of an earlier training. Use it
-    by ``CheckpointHook(backend_args=dict(backend='atomic'))``.
+    the next file in the same folder is written or removed, so that a kill or a full disk costs no checkpoint; the disk
+    needs room for one checkpoint more. Nothing is removed from another folder, such as the work dir of an earlier
+    training. Use it by ``CheckpointHook(backend_args=dict(backend='atomic'))``.
     """
 
     outdated: ClassVar[list[str]] = []  # of the process: MMEngine makes a backend per call
@@ -47,11 +54,13 @@ class AtomicLocalBackend(LocalBackend):
             finish(path)
         except OSError as error:
             remove(path + PARTIAL)
-            raise describe(error, path) from error
+            raise WriteError(path, error) from error
 
     def remove(self, filepath: str | os.PathLike) -> None:
-        """Remove a file when the next one in its folder is complete."""
-        self.outdated.append(os.fspath(filepath))
+        """Remove a file after the next one in its folder."""
+        path = os.fspath(filepath)
+        _remove_outdated(path)
+        self.outdated.append(path)
 
     rmtree = remove
 
@@ -64,6 +73,10 @@ def finish(path: str) -> None:
         with open(path + PARTIAL, 'rb') as file:
             os.fsync(file.fileno())  # a name that survives a power cut needs content that does
     os.replace(path + PARTIAL, path)
+    _remove_outdated(path)
+
+
+def _remove_outdated(path: str) -> None:
     for other in AtomicLocalBackend.outdated:
         if osp.realpath(osp.dirname(other)) == osp.realpath(osp.dirname(path)) and other != path:
             remove(other)
@@ -76,16 +89,6 @@ def remove(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
     elif osp.exists(path):
         os.remove(path)
-
-
-def describe(error: OSError, path: str) -> WriteError:
-    """Return the error of a checkpoint that cannot be written to ``path``."""
-    folder = osp.dirname(path) or '.'
-    free = shutil.disk_usage(folder).free // 2**20 if osp.isdir(folder) else 0
-    return WriteError(
-        f'checkpoint {path} cannot be written: {error.strerror or error} ({free:,} MiB are free there); the earlier '
-        'ones are unharmed, and --resume continues from the last of them'
-    )
 
 
 register_backend('atomic', AtomicLocalBackend, force=True)

@@ -6,9 +6,13 @@ import re
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from mmkron.utils.errors import LaunchError
 from mmkron.version import __version__
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 # The same modules come from the distributions of OpenMMLab and of OneDL.
 _OPENMMLAB = ('mmengine', 'mmengine-lite', 'mmcv', 'mmcv-lite', 'mmcv-full', 'mmpretrain', 'mmsegmentation', 'mmdet')
@@ -164,3 +168,21 @@ def _mmcv_ops() -> str:
     except Exception as error:  # a library can fail in many ways
         return ' '.join(str(error).split()) or type(error).__name__
     return ''
+
+
+def check_hosts(cfg: Config) -> None:
+    """Import the host libraries that a config names by its default scope or in the prefix of a type.
+
+    Raises:
+        LaunchError: One of them cannot be imported.
+    """
+    named = {cfg.get('default_scope'), *re.findall(r"'type': '(\w+)\.", str(cfg.to_dict()))}
+    for host in sorted(named.intersection(('mmpretrain', 'mmseg', 'mmdet'))):
+        try:
+            import_module(f'{host}.models')
+        except (ImportError, AssertionError) as error:  # the hosts assert the versions that they work with
+            hint = remedy_of(error) or 'docs/install.md says how to install it'
+            raise LaunchError(
+                f'this config needs {host}, which cannot be imported: {error}\n{hint} (python -m mmkron reports what '
+                'is installed)'
+            ) from error

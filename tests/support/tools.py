@@ -81,3 +81,8 @@ def load_tool(name: str):
     finally:
         sys.path = path
     return module
+
+
+def run_training(args):
+    """Train as ``tools/train.py`` does, and return the runner."""
+    return load_tool('train').train(args)

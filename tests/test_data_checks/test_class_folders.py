@@ -9,9 +9,9 @@ from mmengine.config import ConfigDict
 
 from mmkron.data_checks.class_folders import check_class_folders
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
-from support.tools import CLASSES
+from support.tools import CLASSES, run_training
 
 pytest.importorskip('mmpretrain', reason="reads MMPretrain's datasets")
 NAMES = ('daisy', 'rose', 'tulip')
@@ -188,11 +188,11 @@ def test_training_is_refused_before_anything_is_built(tiny_config, tmp_path, tra
         path.unlink()
     args = train_args(tiny_config, '--work-dir', tmp_path / 'work', '--cfg-options', 'model.head.num_classes=3')
     with raises(LaunchError, 'model.head.num_classes', 3) as info:
-        launch.train(args)
+        run_training(args)
     assert '.ipynb_checkpoints' in str(info.value)
     output = capsys.readouterr().out
     assert len(re.findall(f'1 of the 2 class folders .*: {CLASSES[1]}', output)) == 1
     monkeypatch.setenv('LOCAL_RANK', '1')
     with raises(LaunchError, 'model.head.num_classes', 3):
-        launch.train(args)
+        run_training(args)
     assert 'no image' not in capsys.readouterr().out

@@ -9,7 +9,7 @@ from mmengine.config import ConfigDict
 
 from mmkron.data_checks import coco, coco_file, files
 from mmkron.engine import runner as launch
-from mmkron.engine.runner import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 
 CATEGORIES = ((1, 'cat'), (2, 'dog'), (5, 'cow'))

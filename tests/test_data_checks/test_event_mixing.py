@@ -5,7 +5,7 @@ from mmengine.config import Config
 
 from mmkron.data_checks.mixing import check_mixing
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 from support.tools import ROOT
 

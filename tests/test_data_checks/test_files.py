@@ -7,7 +7,7 @@ from mmengine.config import ConfigDict
 
 from mmkron.data_checks import files
 from mmkron.engine import runner as launch
-from mmkron.engine.runner import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 from support.tools import make_image_tree
 

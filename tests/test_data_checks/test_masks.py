@@ -10,7 +10,7 @@ from PIL import Image
 from mmkron.data_checks import masks
 from mmkron.data_checks.masks import check_masks
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 
 pytest.importorskip('mmseg', reason="reads MMSegmentation's datasets")

@@ -6,9 +6,9 @@ from mmengine.config import Config, ConfigDict
 
 from mmkron.data_checks.num_classes import check_heads, check_num_classes, count_classes, find_heads
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
-from support.tools import ROOT
+from support.tools import ROOT, run_training
 
 CONFIGS = sorted(path for path in (ROOT / 'configs').glob('*/*.py') if path.parent.name != '_base_')
 SPLITS = ('train', 'val', 'test')
@@ -243,7 +243,7 @@ def test_training_is_refused_before_anything_is_built(train_args, tmp_path, monk
     ):
         args = train_args(ROOT / 'configs' / path, '--work-dir', tmp_path, '--cfg-options', f'{key}={number}')
         with raises(LaunchError, key, number):
-            launch.train(args)
+            run_training(args)
 
 
 def test_folders_of_events(tmp_path):

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from mmkron.data_checks.schedule import check_schedule
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 
 

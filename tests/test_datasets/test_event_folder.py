@@ -13,9 +13,8 @@ from mmengine.config import ConfigDict
 from mmkron.data_checks import files
 from mmkron.datasets import EventFolder, event_folder
 from mmkron.datasets.events import Events, to_frames
-from mmkron.engine import runner as launch
 from support.errors import raises
-from support.tools import ROOT
+from support.tools import ROOT, run_training
 
 CLASSES = ('clap', 'roll', 'wave')
 WRITERS = {'.aedat': aedat2, '.aedat3': lambda events: aedat3(packet3(events)), '.bin': nmnist}
@@ -339,7 +338,7 @@ def test_configs_of_the_page(tmp_path, monkeypatch, train_args):
         options += [f'{loader}.num_workers=0', f'{loader}.persistent_workers=False']
         options += [f'{loader}.dataset.size=34', f'{loader}.dataset.frames=2']
     assert list(CONFIGS) == ['qkformer_moves', 'qkformer_moves_cutmix']
-    runner = launch.train(train_args(tmp_path / 'qkformer_moves_cutmix.py', '--cfg-options', *options))
+    runner = run_training(train_args(tmp_path / 'qkformer_moves_cutmix.py', '--cfg-options', *options))
     assert runner.iter == 1
     assert runner.train_dataloader.dataset.metainfo['classes'] == CLASSES
     assert runner.model.head.num_classes == len(CLASSES)

@@ -142,13 +142,11 @@ def fsdp_mixed(out):
 
 def train(*argv):
     """``tools/train.py`` in this process: its runner."""
-    from mmkron.engine import runner as launch
-
     spec = importlib.util.spec_from_file_location('train_script', ROOT / 'tools' / 'train.py')
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     os.environ['MASTER_PORT'] = next(PORTS)
-    return launch.train(script.parse_args([str(arg) for arg in argv] + ['--launcher', 'pytorch', '--no-validate']))
+    return script.train(script.parse_args([str(arg) for arg in argv] + ['--launcher', 'pytorch', '--no-validate']))
 
 
 def summary(runner):

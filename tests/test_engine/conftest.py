@@ -5,8 +5,7 @@ import shutil
 import pytest
 from mmengine.config import Config
 
-from mmkron.engine import runner
-from support.tools import TINY_CONFIG, make_image_tree
+from support.tools import TINY_CONFIG, make_image_tree, run_training
 
 
 @pytest.fixture(scope='session')
@@ -15,7 +14,7 @@ def shared_work_dir(tmp_path_factory, train_args):
     folder = tmp_path_factory.mktemp('shared')
     root = make_image_tree(folder / 'imagenet', with_meta=False)
     (folder / 'tiny.py').write_text(TINY_CONFIG.format(root=str(root)))
-    runner.train(train_args(folder / 'tiny.py', '--work-dir', folder / 'work'))
+    run_training(train_args(folder / 'tiny.py', '--work-dir', folder / 'work'))
     return folder / 'work'
 
 

@@ -11,8 +11,8 @@ from mmengine.registry import HOOKS, VISUALIZERS, DefaultScope
 from mmengine.structures import PixelData
 from PIL import Image
 
-from mmkron.engine import arguments
-from mmkron.engine.errors import LaunchError
+from mmkron.utils import cli
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 from support.tools import load_tool
 
@@ -51,14 +51,19 @@ def merge_test(test_args, tmp_path):
     checkpoint.touch()
 
     def merge(cfg, *argv):
-        return tool.merge_args(cfg, test_args('folder/name.py', checkpoint, *argv))
+        args = test_args('folder/name.py', checkpoint, *argv)
+        return tool.merge_args(cli.merge_common_args(cfg, args), args)
 
     return merge
 
 
 @pytest.fixture
 def merge_train(train_args):
-    return lambda cfg, *argv: arguments.merge_train_args(cfg, train_args('folder/name.py', *argv))
+    def merge(cfg, *argv):
+        args = train_args('folder/name.py', *argv)
+        return load_tool('train').merge_args(cli.merge_common_args(cfg, args), args)
+
+    return merge
 
 
 # ------------------------------------------------------------------------------------------ arguments of both tools

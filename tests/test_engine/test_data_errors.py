@@ -8,10 +8,9 @@ from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 from mmengine.registry import TRANSFORMS, DefaultScope
 from PIL import Image
 
-from mmkron.engine import runner as launch
 from mmkron.engine.data_errors import DataError, NamedPipeline, name_samples
 from support.errors import raises
-from support.tools import CLASSES
+from support.tools import CLASSES, run_training
 
 
 class Fail:
@@ -34,7 +33,7 @@ def train(tiny_config, train_args, tmp_path, monkeypatch):
     def run(changes, workers):
         path = tmp_path / 'changed.py'
         path.write_text(f"{tiny_config.read_text()}{changes}\ntrain_dataloader['num_workers'] = {workers}\n")
-        return launch.train(train_args(path, '--work-dir', tmp_path / 'work', '--no-validate'))
+        return run_training(train_args(path, '--work-dir', tmp_path / 'work', '--no-validate'))
 
     return run
 

@@ -7,12 +7,11 @@ import torch
 from mmengine.model import BaseModel, BaseModule, BaseTTAModel, MMDistributedDataParallel
 from torch import nn
 
-from mmkron.engine import fit
-from mmkron.engine import runner as launch
-from mmkron.engine.checkpoints import DamagedError, read_whole
-from mmkron.engine.errors import LaunchError
+from mmkron.utils import fit
+from mmkron.utils.errors import LaunchError
+from mmkron.utils.weights import UnreadableError, read_whole
 from support.errors import raises
-from support.tools import load_tool
+from support.tools import load_tool, run_training
 
 tool = load_tool('test')
 
@@ -231,7 +230,7 @@ def test_pretrained_files_that_cannot_be_used(lines, save, tmp_path):
             watch(tmp_path / f'{i}.pth')
     with open(whole, 'r+b') as file:
         file.truncate(500)
-    with raises(DamagedError, key, whole):
+    with raises(UnreadableError, key, whole):
         watch(whole)
 
 
@@ -284,7 +283,7 @@ def test_test(trained, tiny_config, test_args, tmp_path, lines):
 
 def test_train(trained, tiny_config, train_args, tmp_path, lines):
     def run(config, *argv):
-        launch.train(train_args(config, '--work-dir', tmp_path / 'other', '--no-validate', *argv))
+        run_training(train_args(config, '--work-dir', tmp_path / 'other', '--no-validate', *argv))
 
     path = trained / 'epoch_1.pth'
     head = with_another_head(path)
@@ -314,7 +313,7 @@ def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path,
     config = changed(tiny_config, 'randomness', "custom_hooks = [dict(type='EMAHook')]\nrandomness")
     init = f"init_cfg=dict(type='Pretrained', prefix='backbone.', checkpoint={str(trained / 'epoch_1.pth')!r}), "
     config.write_text(config.read_text().replace("type='MobileNetV2', ", f"type='MobileNetV2', {init}"))
-    launch.train(train_args(config, '--work-dir', tmp_path / 'ema', '--no-validate'))
+    run_training(train_args(config, '--work-dir', tmp_path / 'ema', '--no-validate'))
     (line,) = lines
     assert line.startswith(
         f"model.backbone.init_cfg.checkpoint {trained}/epoch_1.pth with prefix='backbone.': it sets "
@@ -323,7 +322,7 @@ def test_averaged_weights(trained, tiny_config, train_args, test_args, tmp_path,
     assert 'ema_state_dict' in read_whole(path, '')
     for chosen in (config, tiny_config):
         tool.test(test_args(chosen, path, '--work-dir', tmp_path / 'test'))
-    launch.train(
+    run_training(
         train_args(
             config,
             '--work-dir',

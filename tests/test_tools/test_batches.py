@@ -5,44 +5,56 @@ import os
 import random
 import signal
 import subprocess
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
-from mmengine.dataset.utils import pseudo_collate
 from mmengine.registry import DATA_SAMPLERS
+from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader
 
-from mmkron.engine.hooks.batches import (
-    AdvancedIterator,
-    RestOfBatches,
-    SeededBatches,
-    WorkerStart,
-    fresh_batches,
-    sampler_of,
-)
+from mmkron.engine.hooks.batches import LazyIterator, RestOfBatches, SeededBatches, rebuild, sampler_of, start_worker
+
+
+def runner_of(dataset, **loader):
+    """Return a runner with a loader that has read a batch, as an iteration-based loop has before any hook runs."""
+    cfg = dict(dataset=dict(type='Unknown'), num_workers=0, batch_size=4, **loader)
+    runner = SimpleNamespace(cfg=Config(dict(train_dataloader=cfg)), seed=3, build_dataloader=Runner.build_dataloader)
+    runner.loader = runner.build_dataloader(dict(cfg, dataset=dataset), seed=3)
+    runner.reading = iter(runner.loader)
+    next(runner.reading)
+    return runner
 
 
 def test_infinite_sampler_is_skipped_as_if_read():
-    def loader():
-        data = range(10)
-        return DataLoader(data, batch_size=4, sampler=InfiniteSampler(data, seed=3), collate_fn=pseudo_collate)
+    data = range(10)
+    straight = iter(BatchSampler(InfiniteSampler(data, seed=3), 4, False))
+    expected = [next(straight) for _ in range(16)]
+    runner = runner_of(data, sampler=dict(type='InfiniteSampler', shuffle=True))
+    torch.manual_seed(0)
+    loader = rebuild(runner, runner.loader)
+    assert loader.dataset is data
+    RestOfBatches.install(loader, 6)
+    iterator = LazyIterator(loader, 6)
+    assert [next(iterator) for _ in range(6)] == [None] * 6
+    assert [next(iterator) for _ in range(3)] == expected[6:9]
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(0))  # nothing was drawn
+    newer = LazyIterator(loader, 6)
+    newer.skip_iter(6)
+    assert next(newer) == expected[9 + 6]
 
-    cfg = dict(sampler=dict(type='InfiniteSampler', shuffle=True), batch_size=4)
-    straight = iter(loader().batch_sampler)
-    expected = [next(straight) for _ in range(9)]
-    used = loader()
-    next(iter(used))  # what the loop has read before any hook runs
-    batches, infinite = fresh_batches(used, cfg)
-    assert infinite
-    assert [batch for batch, _ in zip(RestOfBatches(batches, 6), range(3))] == expected[6:]
-    finite = DataLoader(range(10), batch_size=4, sampler=DefaultSampler(range(10), seed=3))
-    batches, infinite = fresh_batches(finite, cfg)
-    assert batches is finite.batch_sampler
-    assert not infinite
-    assert len(RestOfBatches(batches, 1)) == 2
-    assert RestOfBatches(batches, 1).sampler is finite.sampler
+
+def test_rest_of_batches_is_a_batch_sampler():
+    loader = DataLoader(range(10), batch_size=4, sampler=DefaultSampler(range(10), seed=3))
+    rest = RestOfBatches.install(loader, 1)
+    assert len(loader) == len(list(loader)) == 2
+    rest.skip = 0
+    assert len(loader) == len(list(loader)) == 3
+    assert rest.sampler is loader.sampler is sampler_of(loader)
 
 
 class Pairs(BatchSampler):
@@ -61,27 +73,17 @@ class Pairs(BatchSampler):
                 group.clear()
 
 
-def test_waiting_samples_are_not_drawn_twice(monkeypatch):
+@pytest.mark.parametrize('sampler', ['DefaultSampler', 'InfiniteSampler'])
+def test_waiting_samples_are_not_drawn_twice(monkeypatch, sampler):
     monkeypatch.setitem(DATA_SAMPLERS.module_dict, 'Pairs', Pairs)
-    data = range(8)
-    for sampler in (DefaultSampler(data, shuffle=False), InfiniteSampler(data, shuffle=False)):
-        cfg = dict(sampler=dict(type=type(sampler).__name__, shuffle=False), batch_sampler=dict(type='Pairs'))
-        used = DataLoader(data, batch_sampler=Pairs(sampler, 2))
-        next(iter(used.batch_sampler))
-        batches, infinite = fresh_batches(used, dict(cfg, batch_size=2))
-        assert infinite is isinstance(sampler, InfiniteSampler)
-        assert list(itertools.islice(batches, 4)) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    cfg = dict(sampler=dict(type=sampler, shuffle=False), batch_sampler=dict(type='Pairs'))
+    runner = runner_of(range(16), **cfg)
+    loader = rebuild(runner, runner.loader)
+    assert list(itertools.islice(loader.batch_sampler, 2)) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 def test_data_that_is_no_loader():
     assert sampler_of(range(3)) is None
-
-
-def test_advanced_iterator_on_both_stacks():
-    assert [next(it) for it in [AdvancedIterator(iter('abc'), 2)] for _ in range(4)] == [None, None, 'a', 'b']
-    newer = AdvancedIterator(iter('abc'), 2)
-    newer.skip_iter(2)
-    assert next(newer) == 'a'
 
 
 class Draws(torch.utils.data.Dataset):
@@ -94,26 +96,21 @@ class Draws(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize('persistent', [True, False])
 def test_workers_draw_by_iteration(persistent):
-    """Whatever their number and age; 5 batches an epoch."""
+    """Whatever their number; 5 batches per epoch."""
 
     def epochs(workers, first=0, skip=0):
-        batches = RestOfBatches(BatchSampler(range(10), 2, False), skip)
-        seeds = SeededBatches(list, WorkerStart(None, ()), 7, 0, first, 5 - skip)
         loader = DataLoader(
-            Draws(),
-            batch_sampler=batches,
-            num_workers=workers,
-            collate_fn=seeds,
-            worker_init_fn=seeds.start,
-            persistent_workers=persistent,
+            Draws(), 2, num_workers=workers, collate_fn=list, persistent_workers=persistent, shuffle=False
         )
+        rest = RestOfBatches.install(loader, skip)
+        seeds = SeededBatches(loader, 7, 0, first)
         drawn = list(loader)
-        seeds.first = first + 5 - skip
+        rest.skip, seeds.first = 0, first + 5 - skip
         return drawn, list(loader)
 
     first, second = epochs(2)
     assert epochs(3) == (first, second)
-    assert epochs(2, first=3, skip=3)[0] == first[3:]
+    assert epochs(2, first=3, skip=3) == (first[3:], second)
     assert epochs(1, first=5)[0] == second
     assert len({str(sample) for batch in first + second for sample in batch}) == 20
 
@@ -129,7 +126,10 @@ class Sleepy(torch.utils.data.Dataset):
 @pytest.mark.parametrize('start', ['fork', 'forkserver'])
 def test_workers_outlive_the_signal_and_end_with_their_loader(start):
     loader = DataLoader(
-        Sleepy(), num_workers=2, worker_init_fn=WorkerStart(None, (signal.SIGTERM,)), multiprocessing_context=start
+        Sleepy(),
+        num_workers=2,
+        worker_init_fn=partial(start_worker, (signal.SIGTERM,), None),
+        multiprocessing_context=start,
     )
     batches = iter(loader)
     pids = {int(next(batches)) for _ in range(2)}

@@ -1,14 +1,15 @@
-"""Which checkpoint a training resumes from, and what is said about those that do not serve."""
+"""Which checkpoint a training resumes from, and which ones it skips."""
 
 import os
-import re
 
 import pytest
 import torch
 from mmengine.config import Config
 
 from mmkron.engine import checkpoints
-from mmkron.engine.runner import LaunchError
+from mmkron.utils.errors import LaunchError
+from mmkron.utils.weights import read_whole
+from support.errors import raises
 
 
 @pytest.fixture
@@ -40,17 +41,17 @@ def folder(tmp_path):
     return Folder()
 
 
-def test_the_named_checkpoint_is_taken(folder, capsys):
+def test_the_named_checkpoint_is_taken(folder, capfd):
     first = folder.add('epoch_1.pth', 4, age=9)
     second = folder.add('epoch_2.pth', 8, age=5)
     folder.add('best_accuracy_epoch_2.pth', 8, age=1)
     folder.last(second)
     assert folder.pick() == second
-    assert capsys.readouterr().out == f'--resume continues from {second}\n'
+    assert second in capfd.readouterr().out
     folder.last(first)  # a user goes back
     assert folder.pick() == first
     folder.last('/elsewhere/before/epoch_1.pth')  # the folder has moved
-    assert folder.pick() == first
+    assert folder.pick() == second
 
 
 def test_stale_checkpoint_of_an_earlier_training(folder):
@@ -61,70 +62,58 @@ def test_stale_checkpoint_of_an_earlier_training(folder):
         assert folder.pick() == new
 
 
-def test_damaged_ones_are_named_and_passed_over(folder, capsys):
+def test_damaged_ones_are_named_and_skipped(folder, capfd):
     whole = folder.add('epoch_1.pth', 4, age=9)
     cut = folder.add('epoch_2.pth', 8, age=5, cut=True)
     other = folder.add('weights.pth', 8, age=4)
     torch.save({'state_dict': {}}, other)
     folder.last(cut)
     assert folder.pick() == whole
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(rf'--resume skips checkpoint {cut} is damaged or cut off: .+', lines[0])
-    assert re.fullmatch(rf'--resume skips checkpoint {other} has no message_hub, meta', lines[1])
-    assert lines[2] == f'--resume continues from {whole}'
+    lines = [line for line in capfd.readouterr().out.splitlines() if '--resume' in line]
+    assert [name for line in lines for name in (cut, other, whole) if name in line] == [cut, other, whole]
     folder.last('gone.pth')
     assert folder.pick() == whole
-    assert '--resume skips gone.pth, which last_checkpoint names: there is no such file' in capsys.readouterr().out
+    assert 'gone.pth' in capfd.readouterr().out
 
 
-def test_no_checkpoint_and_none_that_is_whole(folder, capsys):
+def test_no_checkpoint_and_none_that_can_be_read(folder):
     assert folder.pick() is None
-    assert 'no checkpoint in ' in capsys.readouterr().out
     folder.add('epoch_1.pth', 4, age=9, cut=True)
-    with pytest.raises(LaunchError, match='none of the 1 checkpoints in .*work loads whole; remove them to start'):
+    with raises(LaunchError, '--resume', folder.cfg.work_dir):
         folder.pick()
 
 
-def test_checkpoints_in_the_hooks_own_folder(folder, tmp_path):
-    folder.cfg.default_hooks = dict(checkpoint=dict(out_dir=str(tmp_path / 'big')))
-    path = folder.add('../big/work/epoch_1.pth', 4, age=9)
+def test_checkpoints_in_the_hooks_own_folder(folder):
+    path, cut = folder.add('../big/work/epoch_1.pth', 4, age=9), folder.add('../big/work/epoch_2.pth', 4, 5, cut=True)
+    os.makedirs(folder.cfg.work_dir)
+    folder.last(cut)
     assert os.path.samefile(folder.pick(), path)
 
 
-def test_given_path_that_does_not_serve(folder, tmp_path):
+def test_given_path_that_cannot_be_resumed(folder, tmp_path):
     cut = folder.add('cut.pth', 4, age=9, cut=True)
     (tmp_path / 'empty.pth').touch()
     torch.save({'state_dict': {}, 'meta': {}}, tmp_path / 'published.pth')
-    for path, message in (
-        (cut, 'is damaged or cut off: '),
-        (tmp_path / 'empty.pth', 'is damaged or cut off: '),
-        (tmp_path / 'published.pth', 'it has no message_hub to resume from; to start from its'),
-        (tmp_path / 'gone.pth', r'.*is not a file'),
-    ):
-        with pytest.raises(LaunchError, match=f'--resume {path}.*{message}|--resume is not a file: .*gone'):
+    for path in (cut, tmp_path / 'empty.pth', tmp_path / 'published.pth', tmp_path / 'gone.pth'):
+        with raises(LaunchError, '--resume', path):
             checkpoints.check_checkpoints(Config(dict(folder.cfg.to_dict(), load_from=str(path))))
-    with pytest.raises(LaunchError, match=f'load_from {cut} is damaged or cut off'):
+    with raises(LaunchError, 'load_from', cut):
         checkpoints.check_checkpoints(Config(dict(load_from=cut)))
-    without = folder.add('without.pth', 4, age=9)
-    content = checkpoints.read_whole(without, '')
-    content.pop('optimizer')
-    torch.save(content, without)
-    cfg = Config(dict(folder.cfg.to_dict(), load_from=without))
-    checkpoints.check_checkpoints(cfg)
-    assert (cfg.load_from, cfg.resume) == (without, True)
 
 
-def test_what_starts_anew_is_said(folder, capsys):
-    def said(path=None):
+def test_missing_state_of_the_optimizer_is_said(folder, capfd):
+    def warned(path=None):
         cfg = Config(dict(folder.cfg.to_dict(), load_from=path))
         checkpoints.check_checkpoints(cfg)
-        return [line for line in capsys.readouterr().out.splitlines() if 'has no' in line]
+        assert cfg.resume
+        return 'no state of the optimizer' in capfd.readouterr().out
 
     whole = folder.add('epoch_1.pth', 4, age=9, param_schedulers=[])
-    assert said() == said(whole) == []
+    assert not warned()
+    assert not warned(whole)
     path = folder.add('epoch_2.pth', 8, age=5)
-    content = checkpoints.read_whole(path, '')
+    content = read_whole(path, '')
     content.pop('optimizer')
     torch.save(content, path)
-    for found in (said(path), said()):
-        assert found == [f'--resume {path}: it has no state of the optimizer, which starts from scratch']
+    assert warned(path)
+    assert warned()

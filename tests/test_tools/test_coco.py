@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmkron.engine import runner as launch
 from mmkron.layers import KroneckerAttention2d
 from mmkron.models import KroneckerNeck
-from support.tools import load_tool
+from support.tools import load_tool, run_training
 
 pytest.importorskip('mmcv._ext', reason="mmdet's models need mmcv's compiled operators")
 
@@ -58,7 +57,7 @@ def test_from_files_to_map(train_args, tmp_path):
     load_tool('dataset_converters/fashion_scenes').main([str(root), *arguments])
     (base,) = (Path(mmdet.__file__).parent / '.mim/configs').rglob('mask-rcnn_r50_fpn_1x_coco.py')
     (tmp_path / 'mixed.py').write_text(CONFIG.format(base=base, root=str(root)))
-    runner = launch.train(train_args(tmp_path / 'mixed.py', '--work-dir', tmp_path / 'work'))
+    runner = run_training(train_args(tmp_path / 'mixed.py', '--work-dir', tmp_path / 'work'))
     assert len(runner.train_dataloader.dataset) == 4
     for kind in ('bbox', 'segm'):
         assert 0 <= runner.message_hub.get_scalar(f'val/coco/{kind}_mAP').current() <= 1

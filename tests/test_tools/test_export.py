@@ -11,9 +11,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkron.engine.errors import LaunchError
 from mmkron.layers import LIF
 from mmkron.models import KroneckerNeck, SpikeRateNeck
+from mmkron.utils.errors import LaunchError
 from support.tools import ROOT, Touch, load_tool
 
 TOOL = load_tool('deployment/export')

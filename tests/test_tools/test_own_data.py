@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmkron.engine import runner as launch
+from support.tools import run_training
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / 'docs/train_on_your_data.md').read_text(encoding='utf-8')
@@ -116,7 +116,7 @@ def test_configs(name, suffix, tmp_path, monkeypatch, train_args):
     config.write_text(config.read_text().replace("img_suffix='.jpg'", f'img_suffix={suffix!r}'))
     options = case.options + [f'{split}_dataloader.num_workers=0' for split in ('train', 'val')]
     options += [f'{split}_dataloader.persistent_workers=False' for split in ('train', 'val')]
-    runner = launch.train(train_args(config, '--cfg-options', *options))
+    runner = run_training(train_args(config, '--cfg-options', *options))
     assert runner.iter == 2
     assert len(runner.val_dataloader.dataset.metainfo['classes']) == case.classes
     values = runner.message_hub.log_scalars[f'val/{case.metric}'].data[0]

@@ -8,19 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmengine.evaluator import Evaluator
 from mmengine.fileio.backends import LocalBackend
 from mmengine.hooks import EMAHook, Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 
 from conftest import free_ports
-from mmkron.engine import checkpoints
-from mmkron.engine import runner as launch
 from mmkron.engine.hooks import PreemptionHook, preemption
 from mmkron.engine.hooks.preemption import _step_is_complete
+from mmkron.utils.errors import LaunchError
+from mmkron.utils.weights import read_whole
 from support.errors import raises
-from support.tools import ROOT
+from support.tools import ROOT, run_training
 
 # 4 batches an epoch, and random numbers in the pipeline and, by mixup, in the step.
 CONFIG = """
@@ -85,7 +84,7 @@ def train(tmp_path, train_args):
         path = tmp_path / 'digits.py'
         # MMEngine keeps scores by the name of the experiment and the second.
         path.write_text(f'experiment_name = {uuid.uuid4().hex!r}\n' + text + options)
-        return launch.train(train_args(path, '--work-dir', tmp_path / work, *argv))
+        return run_training(train_args(path, '--work-dir', tmp_path / work, *argv))
 
     return run
 
@@ -145,7 +144,7 @@ def test_sigterm_then_resume_is_straight(train, straight, tmp_path, iterations, 
     path = tmp_path / f'parts/interrupted_iter_{after}.pth'
     assert (tmp_path / 'parts/last_checkpoint').read_text() == str(path)
     assert str(path) in ''.join(capfd.readouterr())
-    meta = checkpoints.read_whole(path, '')['meta']
+    meta = read_whole(path, '')['meta']
     assert (meta['epoch'], meta['iter']) == ((0, 4) if iterations else (1, 6))
     resumed = train('parts', '', '--resume', iterations=iterations, workers=workers)
     assert_equal(resumed, straight(iterations=iterations, workers=workers))
@@ -162,7 +161,7 @@ custom_hooks = [dict(type='Recorder')]
     stop = "custom_hooks += [dict(type='SignalHook', after=6)]"
     with pytest.raises(SystemExit):
         train('parts', own.format(seed=None) + stop)
-    meta = checkpoints.read_whole(tmp_path / 'parts/interrupted_iter_6.pth', '')['meta']
+    meta = read_whole(tmp_path / 'parts/interrupted_iter_6.pth', '')['meta']
     assert meta['mmkron'] == dict(position=2, epoch_length=4, sampler_seed=meta['seed'])
     train('parts', own.format(seed=None), '--resume')
     parts = list(Recorder.seen)
@@ -184,13 +183,13 @@ def test_another_number_of_batches_starts_the_epoch_again(train, tmp_path, capfd
 
 
 def test_signal_during_validation(train, straight, tmp_path):
-    """The validation is completed and may leave the best checkpoint; the state is written before."""
+    """The validation, which may leave the best checkpoint, and one more iteration are completed."""
     stop = "custom_hooks = [dict(type='SignalHook', after=5, stage='before_val_iter')]"
     with pytest.raises(SystemExit) as ended:
         train('parts', stop)
     assert ended.value.code == 143
-    meta = checkpoints.read_whole(tmp_path / 'parts/interrupted_iter_4.pth', '')['meta']
-    assert (meta['epoch'], meta['iter']) == (1, 4)
+    meta = read_whole(tmp_path / 'parts/interrupted_iter_5.pth', '')['meta']
+    assert (meta['epoch'], meta['iter'], meta['mmkron']['position']) == (1, 5, 1)
     assert list((tmp_path / 'parts').glob('best_*_epoch_1.pth'))
     assert_equal(train('parts', '', '--resume'), straight())
 
@@ -208,18 +207,6 @@ def test_averaged_weights(train, tmp_path):
         with pytest.raises(SystemExit):
             train(work, runner + options + "custom_hooks += [dict(type='SignalHook', after=6)]")
         torch.testing.assert_close(with_averages(train(work, runner + options, '--resume')), expected, rtol=0, atol=0)
-
-
-def test_killed_during_validation_of_averaged_weights(train, tmp_path, monkeypatch):
-    """The model holds the averages then, so nothing is written."""
-    options = "custom_hooks = [dict(type='EMAHook', momentum=0.3)]\n"
-    stop = "custom_hooks += [dict(type='SignalHook', after=5, stage='before_val_iter')]"
-    with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, 'evaluate', lambda *_: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            train('parts', options + stop)
-    resumed, whole = train('parts', options, '--resume'), train('straight', options)
-    torch.testing.assert_close(with_averages(resumed), with_averages(whole), rtol=0, atol=0)
 
 
 def test_signal_within_a_step_of_several_iterations(train, straight, tmp_path):
@@ -257,10 +244,9 @@ def test_one_of_two_processes_gets_the_signal(train, tmp_path):
     assert processes('straight', '', *distributed) == [0, 0]
     stop = "custom_hooks = [dict(type='SignalHook', after=3, rank=1)]"
     assert processes('parts', stop, *distributed) == [143, 143]
-    # Two batches an epoch; the processes have agreed one iteration later.
-    assert (tmp_path / 'parts/interrupted_iter_4.pth').is_file()
+    assert (tmp_path / 'parts/interrupted_iter_3.pth').is_file()
     assert processes('parts', '', '--resume', *distributed) == [0, 0]
-    first, second = (checkpoints.read_whole(tmp_path / work / 'epoch_3.pth', '') for work in ('straight', 'parts'))
+    first, second = (read_whole(tmp_path / work / 'epoch_3.pth', '') for work in ('straight', 'parts'))
     torch.testing.assert_close(first['state_dict'], second['state_dict'], rtol=0, atol=0)
     assert first['meta']['iter'] == second['meta']['iter'] == 6
 
@@ -293,7 +279,8 @@ def test_step_of_several_optimizers():
 # -------------------------------------------------------------------------------------------------------------- kills
 
 
-def test_killed_while_a_checkpoint_is_written(train, straight, tmp_path, monkeypatch):
+@pytest.mark.parametrize('runner', ['', "runner_type = 'mmkron.FlexibleRunner'\n"], ids=['Runner', 'FlexibleRunner'])
+def test_killed_while_a_checkpoint_is_written(train, straight, tmp_path, monkeypatch, runner):
     def put(self, content, path):
         if 'epoch_2.pth' not in str(path):
             return write(self, content, path)
@@ -304,12 +291,12 @@ def test_killed_while_a_checkpoint_is_written(train, straight, tmp_path, monkeyp
     write = LocalBackend.put
     with monkeypatch.context() as patch:
         patch.setattr(LocalBackend, 'put', put)
-        assert apart(lambda: train('parts')) == -signal.SIGKILL
+        assert apart(lambda: train('parts', runner)) == -signal.SIGKILL
     # With MMEngine's hook epoch_1.pth would be gone: max_keep_ckpts is 1.
     names = sorted(path.name for path in (tmp_path / 'parts').glob('*.p*') if 'best' not in path.name)
     assert names == ['digits.py', 'epoch_1.pth', 'epoch_2.pth.partial']
     assert (tmp_path / 'parts/last_checkpoint').read_text().endswith('epoch_1.pth')
-    assert_equal(train('parts', '', '--resume'), straight())
+    assert_equal(train('parts', runner, '--resume'), straight())
     assert [path.name for path in (tmp_path / 'parts').glob('epoch*')] == ['epoch_3.pth']
 
 
@@ -364,16 +351,16 @@ def test_only_its_own_leftovers_are_removed(tmp_path):
     users = ['notes', 'data', 'weights.pth', 'epoch_3', 'epoch_x.pth', 'best.pth', 'my_epoch_3.pth']
     for name in own + users:
         (tmp_path / f'{name}.partial').write_text(name)
-    for name in ('photos', 'epoch_4.pth'):
+    for name in ('photos', 'epoch_4.pth'):  # a runner may write one file per process
         (tmp_path / f'{name}.partial').mkdir()
         (tmp_path / f'{name}.partial/a').touch()
-    runner = SimpleNamespace(work_dir=str(tmp_path), hooks=[])
-    preemption._remove_matching(runner, preemption._UNFINISHED)
-    left = {path.name.removesuffix('.partial') for path in tmp_path.iterdir()}
-    assert left == {*users, 'photos', 'epoch_4.pth'}
-    runner.strategy = None  # writes shards
-    preemption._remove_matching(runner, preemption._UNFINISHED)
+    preemption._remove_matching(SimpleNamespace(work_dir=str(tmp_path), hooks=[]), preemption._UNFINISHED)
     assert {path.name.removesuffix('.partial') for path in tmp_path.iterdir()} == {*users, 'photos'}
+
+
+def test_deterministic_resume_needs_the_other_hook(train):
+    with raises(LaunchError, 'mmkron.PreemptionHook'):
+        train('alone', "default_hooks = dict(preemption=None, exact=dict(type='mmkron.DeterministicResumeHook'))")
 
 
 def test_the_old_names_still_work(train, tmp_path):

@@ -6,9 +6,8 @@ import shutil
 import pytest
 import torch
 
-from mmkron.engine import checkpoints
-from mmkron.engine import runner as launch
-from support.tools import ROOT, make_image_tree
+from mmkron.utils.weights import read_whole
+from support.tools import ROOT, make_image_tree, run_training
 
 # Config, checkpoint and last_checkpoint as commit 8237692 wrote them after the first epoch, with mmkron.CheckpointHook
 # and mmkron.ResumeHook.
@@ -19,13 +18,13 @@ def test_resume(tmp_path, monkeypatch, train_args):
     monkeypatch.chdir(tmp_path)
     make_image_tree(tmp_path / 'imagenet', with_meta=False)
     shutil.copytree(WORK_DIR, tmp_path / 'work')
-    before = checkpoints.read_whole('work/epoch_1.pth', 'checkpoint')
+    before = read_whole('work/epoch_1.pth', 'checkpoint')
     with pytest.warns(DeprecationWarning, match='ResumeHook'):
-        runner = launch.train(
+        runner = run_training(
             train_args('work/kanet.py', '--work-dir', 'work', '--resume', '--cfg-options', 'train_cfg.max_epochs=2')
         )
     assert (runner.epoch, runner.iter) == (2, 4)
-    after = checkpoints.read_whole('work/epoch_2.pth', 'checkpoint')
+    after = read_whole('work/epoch_2.pth', 'checkpoint')
     assert after['meta']['mmkron'] == before['meta']['mmkron']
     assert after['state_dict'].keys() == before['state_dict'].keys()
     assert after['message_hub']['log_scalars']['train/loss']._log_history[:1].tolist() == pytest.approx(

@@ -7,10 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
-from support.tools import ROOT, load_tool
+from support.tools import ROOT, load_tool, run_training
 
 CONFIG = 'configs/kao/deeplabv2{}_r101-d8_1xb8-25k_voc12aug-321x321.py'
 HEADS = ['', '-pooled', '-kao-qkv']
@@ -60,7 +59,7 @@ def train(train_args, voc, head='-kao-kv', **more):
         options['model.decode_head.channels'] = 16
     pairs = [f'{key}={value}' for key, value in options.items()]
     config = ROOT / CONFIG.format(head)
-    return launch.train(train_args(config, '--work-dir', voc.parent / 'work', '--cfg-options', *pairs))
+    return run_training(train_args(config, '--work-dir', voc.parent / 'work', '--cfg-options', *pairs))
 
 
 @pytest.mark.parametrize('head', HEADS)

@@ -14,8 +14,8 @@ from mmengine.config import Config
 from mmengine.utils import dl_utils
 
 import mmkron
-from mmkron.engine import runner as launch
 from mmkron.utils import collect_env
+from mmkron.utils.errors import LaunchError
 from support.errors import raises
 
 OPENMMLAB = {
@@ -142,6 +142,26 @@ def test_ceiling_is_explained(monkeypatch):
     monkeypatch.setattr(mmcv, '__version__', '2.2.0')
     if not hasattr(mmdet, 'mmcv_maximum_version'):
         pytest.skip('this mmdet takes any mmcv')
-    monkeypatch.setattr(launch, 'import_module', lambda name: importlib.reload(mmdet))
-    with raises(launch.LaunchError, 'mmdet', "install 'mmcv>=2.0.0,<2.2.0'"):
-        launch.check_hosts(Config(dict(default_scope='mmdet')))
+    monkeypatch.setattr(collect_env, 'import_module', lambda name: importlib.reload(mmdet))
+    with raises(LaunchError, 'mmdet', "install 'mmcv>=2.0.0,<2.2.0'"):
+        collect_env.check_hosts(Config(dict(default_scope='mmdet')))
+
+
+def test_missing_hosts(monkeypatch):
+    """The default scope and prefixes name them; a known error gets its remedy."""
+
+    def no_module(name):
+        imported.append(name)
+        if name.startswith('mmdet'):
+            raise ModuleNotFoundError(reason)
+
+    monkeypatch.setattr(collect_env, 'import_module', no_module)
+    cfg = Config(dict(default_scope='mmseg', model=dict(backbone=dict(type='mmdet.ResNet'), neck=[dict(type='FPN')])))
+    for reason, remedy in (("No module named 'mmdet'", 'install.md'), ("No module named 'mmcv._ext'", 'mmcv-lite')):
+        imported = []
+        with raises(LaunchError, 'mmdet', reason) as caught:
+            collect_env.check_hosts(cfg)
+        assert remedy in str(caught.value)
+    imported = []
+    collect_env.check_hosts(Config(dict(default_scope='mmseg', model=dict(type='mmkron.KANet'))))
+    assert imported == ['mmseg.models']

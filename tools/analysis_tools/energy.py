@@ -25,10 +25,10 @@ from mmengine.runner import Runner
 
 from mmkron.analysis import LayerActivity, Operations, SpikeActivity, measure_activity
 from mmkron.analysis.spike_energy import AC_PJ, CONVENTIONS, MAC_PJ
-from mmkron.engine import cli
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
 from mmkron.layers import SpikingConv
+from mmkron.utils import cli
+from mmkron.utils.errors import LaunchError
 
 MEANING = {
     'paper': 'mean of the input x multiply-adds x T accumulates; sums of spikes count with their value',
@@ -260,14 +260,14 @@ def run(args: argparse.Namespace) -> None:
     """Measure the network of a config and write the report."""
     if args.batches < 1:
         raise LaunchError(f'--batches must be at least 1, got {args.batches}')
-    cfg = launch.load_model_config(args)
+    cfg = cli.load_model_config(args)
     if cfg.get('val_dataloader') is None:
         raise LaunchError(f'config {args.config!r} has no val_dataloader')
     launch.check_data(cfg, args.config, ('val',))
     MMLogger.get_instance('energy', log_level='WARNING')
     with launch.environment(cfg, args):
         model = launch.build_model(cfg, args.device, SpikingConv, 'spiking layer of mmkron')
-        launch.check_writable(args.out, '--out')
+        cli.check_writable(args.out, '--out')
         loader = Runner.build_dataloader(cfg.val_dataloader, seed=0)
         batches = islice(loader, args.batches)
         activity = measure_activity(model, batches, lambda model, batch: model.val_step(batch))

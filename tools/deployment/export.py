@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
-from mmkron.engine import cli
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
 from mmkron.layers import LIF
+from mmkron.utils import cli
+from mmkron.utils.errors import LaunchError
 from mmkron.version import __version__
 
 SUFFIXES = {'onnx': '.onnx', 'torch': '.pt2'}
@@ -224,7 +224,7 @@ def is_rounding(model: nn.Module, x: Tensor, actual: Sequence[Tensor], expected:
 def export(args: argparse.Namespace) -> None:
     """Export what the command line requests, check it and write it."""
     out = check_args(args)
-    cfg = launch.load_model_config(args)
+    cfg = cli.load_model_config(args)
     write, load = {'onnx': (to_onnx, load_onnx), 'torch': (to_torch, load_torch)}[args.format]
     MMLogger.get_instance('export', log_level='ERROR')
     with launch.environment(cfg, args), torch.no_grad():

@@ -13,11 +13,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # a checkout that is 
 from mmkron.data_checks import CHECKS
 from mmkron.data_checks.common import check_fields, describe
 from mmkron.data_checks.files import describe_missing, find_missing
-from mmkron.engine.arguments import merge_common_args
-from mmkron.engine.cli import add_common_arguments
-from mmkron.engine.cli import main as run_as_program
-from mmkron.engine.errors import LaunchError
-from mmkron.engine.runner import environment, load_config
+from mmkron.engine.runner import environment
+from mmkron.utils.cli import add_common_arguments, load_config
+from mmkron.utils.cli import main as run_as_program
+from mmkron.utils.errors import LaunchError
 
 SPLITS = ('train', 'val', 'test')
 
@@ -34,8 +33,7 @@ def check(args: Namespace) -> None:
     Raises:
         LaunchError: If data is missing or does not fit the config.
     """
-    cfg = load_config(args.config)
-    merge_common_args(cfg, args)
+    cfg = load_config(args)
     splits = [split for split in SPLITS if cfg.get(f'{split}_dataloader')]
     with environment(cfg, args):
         wrong = list(check_fields(cfg, splits))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkron.engine.checkpoints import checkpoint_path, read_whole
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
+from mmkron.utils.weights import checkpoint_path, read_whole
 
 PICKLES = ('.pth', '.pt', '.bin', '.tar')
 Converter = Callable[[dict[str, Tensor], argparse.Namespace], tuple[dict[str, Tensor], dict[str, Any]]]

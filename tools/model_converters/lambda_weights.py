@@ -15,8 +15,8 @@ from torch import Tensor
 from common import make_parser, parse, run
 from mmkron.converters import convert_lambda_networks, convert_resnet, convert_timm
 from mmkron.converters.lambda_resnet import TIMM_NETWORKS
-from mmkron.engine.errors import LaunchError
 from mmkron.models import LambdaResNet
+from mmkron.utils.errors import LaunchError
 
 TIMM = {
     'timm-26t': 'lambda_resnet26t',

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from common import make_parser, parse, read_file, serialize, write_new
-from mmkron.engine.errors import LaunchError
+from mmkron.utils.errors import LaunchError
 
 
 def publish(src: Path, dst: Path) -> Path:

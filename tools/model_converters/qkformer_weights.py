@@ -15,9 +15,9 @@ from torch import Tensor
 from common import make_parser, parse, run
 from mmkron.converters import convert_qkformer
 from mmkron.converters.result import without_counters
-from mmkron.engine.errors import LaunchError
 from mmkron.models import QKFormer
 from mmkron.models.backbones.qkformer import ARCHS
+from mmkron.utils.errors import LaunchError
 
 NOTE = (
     'These weights were trained with a spiking self-attention whose last neuron runs over the samples of a batch. They '

@@ -28,11 +28,11 @@ from coefficient_figure import View, draw
 from mmkron.analysis import PositionWeights, position_weights
 from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.datasets import LoadImageFromFile
-from mmkron.engine import cli
 from mmkron.engine import runner as launch
-from mmkron.engine.errors import LaunchError
 from mmkron.layers import KroneckerAttention2d
 from mmkron.ops.kronecker import MODES
+from mmkron.utils import cli
+from mmkron.utils.errors import LaunchError
 
 STRONGEST = 5
 
@@ -179,7 +179,7 @@ def print_strongest(weights: PositionWeights) -> None:
 
 def run(args: argparse.Namespace) -> None:
     started, pixel, out_dir = time.time_ns(), tuple(args.pixel), Path(args.out_dir)
-    cfg = launch.load_model_config(args)
+    cfg = cli.load_model_config(args)
     image = read_image(args.image, pixel)
     MMLogger.get_instance('kao_coefficients', log_level='WARNING')
     with launch.environment(cfg, args):
