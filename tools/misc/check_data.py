@@ -36,13 +36,15 @@ def check(args: Namespace) -> None:
     cfg = load_config(args.config)
     merge_common_args(cfg, args)
     splits = [split for split in SPLITS if cfg.get(f'{split}_dataloader')]
-    problems = []
+    problems, missing = [], set()  # missing: keys of the datasets whose files do not exist
     with environment(cfg, args):
         print_row('check', 'dataset', 'result')
         for check, data, found in find_problems(cfg, splits, SLOW):
             errors = sum(not problem.warning for problem in found)
             counts = [f'{errors} wrong'] * bool(errors) + [f'{len(found) - errors} suspicious'] * (len(found) > errors)
-            print_row(check.name, data.key or 'config', ', '.join(counts) or 'ok')
+            missing |= {data.key} if found and check.name == 'files' else set()
+            unread = data.key in missing and check.dataset != 'any'
+            print_row(check.name, data.key or 'config', ', '.join(counts) or ('not read' if unread else 'ok'))
             problems += found
     if problems:
         print('\n' + describe(problems, f'the data of {args.config}:'))
