@@ -69,7 +69,8 @@ def listed_labels(data: Data) -> tuple[str, Counter, str] | None:
 @lru_cache(maxsize=8)
 def _read_list(path: str, _: int) -> tuple[Counter, str]:
     try:
-        return Counter(int(line.strip().rpartition(' ')[2]) for line in list_from_file(path)), ''
+        labels = Counter(int(line.strip().rpartition(' ')[2]) for line in list_from_file(path))
+        return labels, '' if labels else 'it is empty'
     except ValueError as error:
         return Counter(), f'it cannot be read: {error}'
 
@@ -99,14 +100,13 @@ def _folder_faults(data: Data, root: str, folders: list[str]) -> Iterator[str]:
 
 def check_label_lists(data: Data) -> Iterator[Problem]:
     """Yield labels of a list that are not classes of the dataset."""
-    found = listed_labels(data)
+    found, (classes, source) = listed_labels(data), class_names(data)
     if found is None:
         return
     path, counts, fault = found
-    classes, source = class_names(data)
     # A published type may be read in part.
     most = max(counts, default=0) if classes is None or source.startswith('METAINFO') else len(classes) - 1
     wrong = sorted(label for label in counts.elements() if not 0 <= label <= most)
-    if fault or wrong:
+    if wrong or not counts:
         text = fault or part_of(wrong, counts.total(), f'labels are not in 0 to {most}')
         yield Problem(osp.abspath(path), text, data.source('ann_file', 'split'))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path as osp
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def check_mask_values(data: Data) -> Iterator[Problem]:
     return _problems(data, _content_faults)
 
 
-def _problems(data: Data, find: Any) -> Iterator[Problem]:
+def _problems(data: Data, find: Callable) -> Iterator[Problem]:
     built = data.build()
     if built is None or not all(osp.isdir(built.data_prefix.get(name) or '') for name in ('img_path', 'seg_map_path')):
         return  # missing, remote or refused by the host
@@ -41,9 +41,9 @@ def _problems(data: Data, find: Any) -> Iterator[Problem]:
 
 
 def _file_faults(data: Data, built: Any, pairs: list[tuple[str, str]], step: dict | None) -> Faults:
-    suffix = f'img_suffix={built.img_suffix!r}'
+    suffix, place = f'img_suffix={built.img_suffix!r}', built.ann_file or built.data_prefix['img_path']
     if not pairs:
-        yield f'no image in {built.data_prefix["img_path"]} ends in {suffix}', False
+        yield f'no images are in {place}' + f' with {suffix}' * (not built.ann_file), False
     for what, i in (('images', 0), ('label maps', 1))[: 1 if step is None else 2]:
         missing = missing_files(pair[i] for pair in pairs)
         if missing:

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmkron.data_checks import CHECKS, Problem, find_problems
+from mmkron.data_checks import CHECKS, Data, Problem, used_data
 
 
 def problems(cfg: Any, name: str, splits: Sequence[str] = ('train', 'val')) -> list[Problem]:
     """Return what the check of a name in the table finds."""
-    assert name in [check.name for check in CHECKS]
-    return [
-        problem for check, _, found in find_problems(cfg, splits, 'slow') for problem in found if check.name == name
-    ]
+    (check,) = (check for check in CHECKS if check.name == name)
+    targets = [Data(cfg, splits), *used_data(cfg, splits)]
+    return [problem for data in targets if check.applies_to(data) for problem in check.find(data)]
 
 
 def texts(cfg: Any, name: str, splits: Sequence[str] = ('train', 'val')) -> tuple[list[str], list[str]]:

@@ -98,6 +98,7 @@ def test_lists_of_labels(root):
         ('x.JPG 2\n', NAMES, ''),
         ('x.JPG 3\ny.JPG 0\nz.JPG -1\n', NAMES, '2 of the 3 labels are not in 0 to 2: -1, 3'),
         ('x.JPG 0\ny.JPG\n', NAMES, "'y.JPG'"),
+        ('', NAMES, 'empty'),
     ):
         (root / 'val.txt').write_text(lines)
         cfg.val_dataloader.dataset.metainfo = dict(classes=classes)

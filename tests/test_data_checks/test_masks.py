@@ -190,7 +190,7 @@ def test_files_without_their_partner(tmp_path):
     assert value_faults(cfg) == []
     cfg.train_dataloader.dataset.img_suffix = '.png'
     (error,), _ = file_faults(cfg)
-    assert re.match(f"no image in {tmp_path}/images .*img_suffix='.png'$", error)
+    assert re.match(f"no images .* {tmp_path}/images .*img_suffix='.png'$", error)
 
 
 def test_files_of_a_list(tmp_path):
@@ -208,6 +208,9 @@ def test_files_of_a_list(tmp_path):
     cfg.train_dataloader.dataset.img_suffix = '.tif'
     assert file_faults(cfg)[0][0].startswith('3 of the 3 images ')
     assert file_faults(config(tmp_path, ann_file='gone.txt')) == ([], [])
+    (tmp_path / 'list.txt').write_text('')
+    (error,), _ = file_faults(cfg)
+    assert error.endswith(f' {tmp_path}/list.txt')
 
 
 def test_a_training_does_not_open_them(tmp_path):
