@@ -12,6 +12,7 @@ from mmengine.config import Config, ConfigDict
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
+from mmkron import data_checks
 from mmkron.data_checks.common import leaf_datasets, type_name
 from mmkron.engine import runner as launch
 from mmkron.engine.checkpoints import read_load_from
@@ -56,7 +57,7 @@ def test(args: argparse.Namespace) -> dict:
         LaunchError: An argument does not fit the config, or a file, data or a package is missing.
     """
     cfg = merge_args(cli.load_config(args), args)
-    launch.check_data(cfg, args.config, ('test',))
+    data_checks.run(cfg, args.config, ('test',))
     content = read_load_from(cfg, 'checkpoint')
     results = {'--work-dir': cfg.work_dir, '--show-dir': args.show_dir, '--out': args.out}
     for argument, path in results.items():

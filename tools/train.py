@@ -11,6 +11,7 @@ from mmengine.runner import Runner
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a checkout that is not installed
 
+from mmkron import data_checks
 from mmkron.data_checks.common import type_name
 from mmkron.engine import runner as launch
 from mmkron.engine.checkpoints import check_checkpoints
@@ -49,7 +50,7 @@ def train(args: argparse.Namespace) -> Runner:
         LaunchError: An argument does not fit the config, or a file, data or a package is missing.
     """
     cfg = merge_args(cli.load_config(args), args)
-    launch.check_data(cfg, args.config, ('train', 'val'))
+    data_checks.run(cfg, args.config, ('train', 'val'))
     content = check_checkpoints(cfg)
     cli.check_writable(cfg.work_dir, '--work-dir')
     with launch.environment(cfg, args):

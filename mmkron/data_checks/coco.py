@@ -1,75 +1,134 @@
-"""Compare an annotation file in COCO's format with the dataset's config.
-
-MMDetection ignores mismatches: it drops annotations of a category whose name is not a class, of an id that no category
-has, or of an image that is not listed, and trains on the rest.
-"""
+"""Compare an annotation file in COCO's format with the dataset: MMDetection drops what does not fit, and trains on."""
 
 from __future__ import annotations
 
+import json
+import os
 import os.path as osp
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mmkron.data_checks.classes import class_names, lists_by
-from mmkron.data_checks.coco_file import CocoFile, read_coco
-from mmkron.data_checks.common import Problem, find_dicts, find_metrics, first_three, part_of, type_name, used_datasets
-from mmkron.data_checks.paths import data_path, image_size, spread
+from mmkron.data_checks.class_labels import class_names
+from mmkron.data_checks.common import Data, Problem, first_three, missing_files, part_of
 
 _HINT = """\
-MMDetection drops mismatches without a message. The classes of a dataset are set by
-  metainfo=dict(classes=(...))
-with the names of the file in its order. A box is [x, y, width, height] in pixels of its image, an area is in pixels."""
+The classes of a dataset are set by metainfo=dict(classes=(...)), with the names of the file in its order. A box is
+[x, y, width, height] in pixels of its image, an area is in pixels."""
 _FEW = 1e-3  # share of the boxes that can be dropped without a warning, as in COCO's own files
-_SAMPLE = 50  # images that are opened, evenly spread
 Faults = Iterator[tuple[str, bool]]  # (text, whether it is only a warning)
 
 
-def coco_file(dataset: dict, kind: type | None = None) -> str:
-    """Return the annotation file that MMDetection's CocoDataset reads; '' for other types or if it is not on disk.
+class CocoFile(NamedTuple):
+    """The part of an annotation file that is compared."""
 
-    A subclass (``kind``) is another type if it reads the file with a method of its own.
-    """
-    path = data_path(dataset, dataset.get('ann_file'))
-    known = type_name(dataset) == 'CocoDataset' or lists_by(kind, 'mmdet.datasets.coco')
-    return path if known and osp.isfile(path) else ''
+    names: tuple  # of the categories, in the file's order
+    images: tuple  # file names
+    sizes: np.ndarray  # (images, 2): width and height
+    annotations: int | None  # number of annotations; None without the list
+    dropped: tuple  # (key, number, text) for each reason for which MMDetection drops annotations
+    labels: np.ndarray  # (annotations,): position of the category; -1 if the annotation is dropped
+    crowd: np.ndarray  # (annotations,): whether it is a crowd, which is not learned
 
 
-def check_coco(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
-    """Yield faults in the COCO annotation files of the used datasets and metrics.
+@lru_cache(maxsize=8)
+def read_coco(path: str, mtime: int) -> CocoFile | str:
+    """Read an annotation file, once per process and time of its last change; return what is wrong if it fails."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            return _summarize(json.load(file))
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+        return f'it cannot be read: {type(error).__name__}: {error}'
+
+
+def _summarize(content: dict) -> CocoFile:
+    entries = content.get('annotations', [])
+    sizes = np.array([(entry['width'], entry['height']) for entry in content['images']], float).reshape(-1, 2)
+    used = np.array([not entry.get('ignore') for entry in entries], bool)
+    labels, dropped = _positions(entries, 'category_id', content['categories']), []
+    for key, reason, mask in _reasons(entries, labels, _positions(entries, 'image_id', content['images']), sizes):
+        places = np.flatnonzero(used & mask)
+        shown = [f'annotations[{i}].{key} = {json.dumps(entries[i][key])}' for i in places[:4]]
+        dropped += [(key, len(places), part_of(places, len(entries), f'annotations {reason}', shown))] * bool(shown)
+        used = used & ~mask
+    return CocoFile(
+        names=tuple(entry['name'] for entry in content['categories']),
+        images=tuple(entry['file_name'] for entry in content['images']),
+        sizes=sizes,
+        annotations=len(entries) if 'annotations' in content else None,
+        dropped=tuple(dropped),
+        labels=np.where(used, labels, -1),
+        crowd=np.array([bool(entry.get('iscrowd')) for entry in entries], bool),
+    )
+
+
+def _positions(entries: list, key: str, parents: list) -> np.ndarray:
+    """Return the position of each annotation's category or image, -1 for none."""
+    known = {entry['id']: i for i, entry in enumerate(parents)}
+    return np.array([known.get(entry[key], -1) for entry in entries], int)
+
+
+def _reasons(entries: list, labels: np.ndarray, images: np.ndarray, sizes: np.ndarray) -> list[tuple]:
+    """Return (key, reason, which annotations) for each reason for which MMDetection drops annotations."""
+    boxes = np.array([entry['bbox'] for entry in entries], float).reshape(len(entries), 4)
+    start, size = boxes[:, :2], boxes[:, 2:]
+    limits = np.vstack([sizes, [np.inf, np.inf]])[images]  # the last row is for annotations without an image
+    overlap = np.minimum(start + size, limits) - np.maximum(start, 0)
+    return [
+        ('category_id', 'are of no category of the file', labels < 0),
+        ('image_id', 'are of no image of the file', images < 0),
+        ('bbox', 'have a box that is narrower or lower than 1 pixel', (size < 1).any(1)),
+        ('bbox', 'have a box outside of their image', ~(overlap > 0).all(1)),
+        ('area', 'have an area of 0 or less', np.array([entry['area'] for entry in entries], float) <= 0),
+    ]
+
+
+def check_coco(data: Data) -> Iterator[Problem]:
+    """Yield faults in the annotation file of a dataset that MMDetection's CocoDataset reads.
 
     Categories that are not classes are no fault if each class is a category: the host trains on some of them this way.
     """
-    files = []
-    for key, dataset, kind in used_datasets(cfg, splits):
-        path = coco_file(dataset, kind)
-        if path:
-            files.append((path, key, dataset, _dataset_faults(read_coco(path), dataset, *class_names(dataset, kind))))
-    for key, metric in find_metrics(cfg, splits, 'CocoMetric'):
-        path = data_path({}, metric.get('ann_file'))
-        if osp.isfile(path) and not metric.get('format_only'):
-            files.append((path, key, metric, _metric_faults(read_coco(path), metric)))
-    for path, key, owner, faults in files:
-        unread = [(f'MMDetection cannot read it: {text}', False) for text in read_coco(path).problems]
-        for text, warning in unread or faults:
-            yield Problem(osp.abspath(path), text, f'{key}.ann_file = {owner["ann_file"]!r}', _HINT, warning)
+    built = data.build()
+    if built is None or not osp.isfile(built.ann_file):
+        return
+    path = osp.abspath(built.ann_file)
+    content = read_coco(path, os.stat(path).st_mtime_ns)
+    faults = [(content, False)] if isinstance(content, str) else _faults(data, built, content)
+    for text, warning in faults:
+        yield Problem(path, text, data.source('ann_file'), (_HINT,), warning=warning)
 
 
-def _dataset_faults(content: CocoFile, dataset: dict, classes: tuple | None, source: str) -> Faults:
-    if content.annotations is None and not dataset.get('test_mode'):
-        yield "the file has no 'annotations', which only a dataset with test_mode=True can do without", False
+def _faults(data: Data, built: Any, content: CocoFile) -> Faults:
+    classes, source = class_names(data)
+    yield from _image_faults(built, content)
     yield from _name_faults(content.names, classes or (), source)
-    yield from ((text, False) for text in content.lost)
-    yield from _box_faults(content)
-    yield from _training_faults(content, dataset, classes)
-    yield from _size_faults(content, data_path(dataset, (dataset.get('data_prefix') or {}).get('img')))
+    for key, count, text in content.dropped:
+        yield from [(text, False)] if key.endswith('_id') else _share(count, content.annotations, text)
+    kept = np.isin(content.labels, [i for i, name in enumerate(content.names) if classes is None or name in classes])
+    if not (kept & ~content.crowd).any() and not (built.test_mode and content.annotations is None):
+        yield f'none of the {len(content.images)} images has a usable box of a class', built.test_mode
 
 
 def _share(count: int, total: int, text: str) -> Faults:
     """Yield a fault of some boxes or images; it is only a warning up to half of them."""
     if count > _FEW * total:
         yield text, 2 * count <= total
+
+
+def _image_faults(built: Any, content: CocoFile) -> Faults:
+    """Yield images that are missing or that the dataset drops as too small."""
+    folder, total = built.data_prefix.get('img') or '', len(content.images)
+    own_paths = type(built).parse_data_info.__module__ != 'mmdet.datasets.coco'
+    paths = () if '://' in folder or own_paths else [osp.join(folder, name) for name in content.images]
+    missing = missing_files(paths)
+    if missing:
+        yield part_of(missing, total, 'images that it lists do not exist'), False
+    least = 0 if built.test_mode else (built.filter_cfg or {}).get('min_size', 0)
+    small = int((content.sizes.min(1) < least).sum())
+    text = f'images are smaller than filter_cfg.min_size={least} and are dropped'
+    yield from _share(small, total, f'{small} of the {total} {text}')
 
 
 def _name_faults(names: tuple, classes: tuple, source: str) -> Faults:
@@ -82,52 +141,3 @@ def _name_faults(names: tuple, classes: tuple, source: str) -> Faults:
     elif kept != classes:
         order = f'but MMDetection numbers its labels in the order of the file: {first_three(kept)}'
         yield f'{source} has the classes in the order {first_three(classes)},\n{order}', False
-
-
-def _box_faults(content: CocoFile) -> Faults:
-    total = content.annotations or 0
-    for count, text in content.dropped:
-        yield from _share(count, total, text)
-    if content.corners > 0.1 * total:
-        yield f'{content.corners} of the {total} boxes reach beyond their image; they look like two corners', True
-
-
-def _training_faults(content: CocoFile, dataset: dict, classes: tuple | None) -> Faults:
-    """Yield faults that leave a dataset without images or boxes, or a model that learns masks without a mask."""
-    testing, total = bool(dataset.get('test_mode')), len(content.images)
-    wanted = [i for i, name in enumerate(content.names) if classes is None or name in classes]
-    kept = np.isin(content.labels, wanted)
-    if content.annotations is None or not wanted:
-        return
-    if not (kept & ~content.crowd).any() and not content.lost and all(warning for _, warning in _box_faults(content)):
-        yield f'none of the {total} images has a usable box of a class', testing
-    least = 0 if testing else (dataset.get('filter_cfg') or {}).get('min_size', 0)
-    small = int((content.sizes.min(1) < least).sum())
-    text = f'images are smaller than filter_cfg.min_size={least} and are dropped'
-    yield from _share(small, total, f'{small} of the {total} {text}')
-    if testing or not any(step.get('with_mask') for _, step in find_dicts(dataset.get('pipeline'))):
-        return
-    bare, thin = ([f'annotations[{i}]' for i in np.flatnonzero(kept & bad)] for bad in (~content.masked, content.thin))
-    if bare:
-        text = f'annotations have no segmentation of polygons or RLE: {first_three(bare)}'
-        yield f'with_mask is True, but {len(bare)} {text}', False
-    text = f'annotations have no polygon of at least 3 points, x and y of each, and are ignored: {first_three(thin)}'
-    yield from _share(len(thin), int(kept.sum()), f'{len(thin)} {text}')
-
-
-def _size_faults(content: CocoFile, folder: str) -> Faults:
-    """Yield a fault if a sample of images have other sizes than the annotation file states."""
-    places = spread(len(content.images), _SAMPLE) if folder else ()
-    found = [(image_size(osp.join(folder, content.images[i])), i) for i in places]
-    read = [(content.images[i], size, tuple(content.sizes[i])) for size, i in found if size is not None]
-    wrong = [f'{name} is {size[0]} x {size[1]}, not {w:g} x {h:g}' for name, size, (w, h) in read if size != (w, h)]
-    yield from _share(len(wrong), len(read), part_of(wrong, len(read), 'images that were read have another size'))
-
-
-def _metric_faults(content: CocoFile, metric: dict) -> Faults:
-    """Yield faults at which a ``CocoMetric`` with its own annotation file would stop after the first epoch."""
-    bare = np.flatnonzero(~content.masked) if 'segm' in metric.get('metric', 'bbox') else ()
-    for places, what in ((content.without_crowd, 'iscrowd'), (bare, 'segmentation of polygons or RLE')):
-        if len(places):
-            shown = first_three(f'annotations[{i}]' for i in places)
-            yield f'CocoMetric needs it, but {len(places)} annotations have no {what}: {shown}', False

@@ -1,139 +1,125 @@
-"""Check a sample of the label maps of segmentation data, read as MMSegmentation will read them."""
+"""Check the label maps of segmentation data, read as MMSegmentation will read them."""
 
 from __future__ import annotations
 
-import os
 import os.path as osp
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+from mmengine.fileio import list_dir_or_file
+from PIL import Image
 
-from mmkron.data_checks.classes import build_unread
-from mmkron.data_checks.common import Problem, find_dicts, find_heads, first_three, part_of, type_name, used_datasets
-from mmkron.data_checks.num_classes import is_decode_head, output_classes
-from mmkron.data_checks.paths import image_size, missing_files, spread
+from mmkron.data_checks.common import Data, Problem, find_dicts, first_three, missing_files, part_of, type_name
+from mmkron.data_checks.num_classes import find_heads, is_decode_head, output_classes
 
-_SAMPLE = 50  # label maps that are read for each dataset, evenly spread
-_PIXELS = 200_000_000  # reading stops after this number of pixels
 _HINT = 'A label map has one channel, whose value is the number of the class, from 0, or 255 for pixels to be ignored.'
+Faults = Iterator[tuple[str, bool]]  # (text, whether it is only a warning)
 
 
-class Maps(NamedTuple):
-    """Label maps of a dataset."""
-
-    dataset: Any  # MMSegmentation's, which has read nothing yet
-    pairs: list  # (image, label map)
-    step: dict  # of the pipeline, which loads the label maps
-
-    def label(self, value: int) -> int:
-        """Return the label that MMSegmentation makes of a pixel's value."""
-        if self.dataset.reduce_zero_label:
-            value = 255 if value in (0, 255) else value - 1
-        return (self.dataset.label_map or {}).get(value, value)
-
-    def read(self, path: str) -> tuple[str, list[int], tuple[int, int]]:
-        """Return the fault of a label map, its values, and its width and height."""
-        return _read(path, self.step.get('imdecode_backend') or 'pillow')
+def check_mask_files(data: Data) -> Iterator[Problem]:
+    """Yield images and label maps that are missing or have another suffix than the dataset's."""
+    return _problems(data, _file_faults)
 
 
-def find_maps(dataset: dict, kind: type | None) -> Maps | None:
-    """Return the label maps of a dataset that reads them as MMSegmentation's BaseSegDataset does, else None."""
-    steps = [step for _, step in find_dicts(dataset.get('pipeline')) if type_name(step) == 'LoadAnnotations']
-    built = build_unread(dataset, kind, 'mmseg.datasets.basesegdataset') if steps else None
-    if built is None or not (dataset.get('data_prefix') or {}).get('seg_map_path'):
-        return None
-    if not all(osp.isdir(built.data_prefix.get(name) or '') for name in ('img_path', 'seg_map_path')):
-        return None
-    return Maps(built, [(item['img_path'], item['seg_map_path']) for item in built.load_data_list()], steps[0])
+def check_mask_sample(data: Data) -> Iterator[Problem]:
+    """Yield the faults of :func:`check_mask_values` in 50 to 99 label maps."""
+    return _problems(data, _content_faults, parts=50)
 
 
-def _files(folder: str, ending: str = '') -> list[str]:
-    paths = [osp.relpath(osp.join(top, name), folder) for top, _, names in os.walk(folder) for name in names]
-    return [path for path in paths if path.endswith(ending) and not osp.basename(path).startswith('.')]
+def check_mask_values(data: Data) -> Iterator[Problem]:
+    """Yield the label maps that cannot be used, and values that are neither a class nor ignored by each head."""
+    return _problems(data, _content_faults)
 
 
-def _read(path: str, backend: str) -> tuple[str, list[int], tuple[int, int]]:
-    import mmcv
-
-    try:
-        with open(path, 'rb') as file:
-            pixels = mmcv.imfrombytes(file.read(), flag='unchanged', backend=backend).squeeze()
-    except Exception as error:  # of any decoder
-        return f'that cannot be read ({type(error).__name__})', [], (0, 0)
-    if pixels.ndim != 2:
-        return f'with {pixels.shape[-1]} channels instead of one', [], (0, 0)
-    values = np.flatnonzero(np.bincount(pixels.ravel())) if pixels.dtype == np.uint8 else np.unique(pixels)
-    return '', [int(value) for value in values], pixels.shape[::-1]
-
-
-def check_masks(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
-    """Yield faults in a sample of the label maps of segmentation data."""
-    heads = [head for key, head in find_heads(cfg.get('model'), 'model') if is_decode_head(key)]
-    heads = [head for head in heads if isinstance(head.get('num_classes'), int)]
-    for key, dataset, kind in used_datasets(cfg, splits):
-        maps = find_maps(dataset, kind)
-        found = [] if maps is None else [*_file_problems(maps)]
-        if maps is not None and all(warning for _, warning in found):
-            found += _value_problems(maps, heads, key.startswith('train'))
-        for text, warning in found:
-            source = f'{key}.data_prefix.seg_map_path = {dataset["data_prefix"]["seg_map_path"]!r}'
-            yield Problem(osp.abspath(maps.dataset.data_prefix['seg_map_path']), text, source, _HINT, warning)
+def _problems(data: Data, find: Callable, parts: int = 0) -> Iterator[Problem]:
+    built = data.build()
+    if built is None or not all(osp.isdir(built.data_prefix.get(name) or '') for name in ('img_path', 'seg_map_path')):
+        return  # missing, remote or refused by the host
+    if built.ann_file and not osp.isfile(built.ann_file):
+        return
+    pairs = [(item['img_path'], item['seg_map_path']) for item in built.load_data_list()]
+    pairs = pairs[:: len(pairs) // parts or 1] if parts else pairs
+    steps = [step for _, step in find_dicts(data.config.get('pipeline')) if type_name(step) == 'LoadAnnotations']
+    folder, source = osp.abspath(built.data_prefix['seg_map_path']), f'{data.key}.data_prefix'
+    for text, warning in find(data, built, pairs, next(iter(steps), None)):
+        yield Problem(folder, text, source, (_HINT,), warning=warning)
 
 
-def _file_problems(maps: Maps) -> Iterator[tuple[str, bool]]:
-    dataset, used = maps.dataset, {path for _, path in maps.pairs}
-    images, folder = (dataset.data_prefix[name] for name in ('img_path', 'seg_map_path'))
-    if not used:
-        endings = first_three(sorted({osp.splitext(name)[1] for name in _files(images)})) or 'none'
-        yield f'no image in {images} ends in img_suffix={dataset.img_suffix!r}; files there end in: {endings}', False
-    missing = missing_files(path for _, path in maps.pairs)
-    if missing:
-        yield part_of(missing, len(maps.pairs), 'images have no label map'), False
+def _file_faults(data: Data, built: Any, pairs: list[tuple[str, str]], step: dict | None) -> Faults:
+    suffix, place = f'img_suffix={built.img_suffix!r}', built.ann_file or built.data_prefix['img_path']
+    if not pairs:
+        yield f'no images are in {place}' + f' with {suffix}' * (not built.ann_file), False
+    for what, i in (('images', 0), ('label maps', 1))[: 1 if step is None else 2]:
+        missing = missing_files(pair[i] for pair in pairs)
+        if missing:
+            yield part_of(missing, len(pairs), f'{what} do not exist'), False
     # Cityscapes has other files next to its label maps; of a list, other files are not meant to be used.
-    files = _files(folder, dataset.seg_map_suffix) if used and not osp.isfile(dataset.ann_file) else []
-    stray = [name for name in files if osp.join(folder, name) not in used]
-    if stray:
-        text = f'files have no image that ends in img_suffix={dataset.img_suffix!r}: {first_three(stray)}'
-        yield f'{len(stray)} {text}', True
-    if maps.step.get('reduce_zero_label') not in (None, dataset.reduce_zero_label):
-        zero = dataset.reduce_zero_label
-        yield f'reduce_zero_label is {zero} in the dataset, but {not zero} in its LoadAnnotations', False
+    folder, used = built.data_prefix['seg_map_path'], {label for _, label in pairs}
+    names = list_dir_or_file(folder, list_dir=False, suffix=built.seg_map_suffix, recursive=True)
+    stray = [] if built.ann_file or step is None else [name for name in names if osp.join(folder, name) not in used]
+    if stray and pairs:
+        yield f'{len(stray)} label maps have no image that ends in {suffix}: {first_three(sorted(stray))}', True
 
 
-def _value_problems(maps: Maps, heads: list, trained_on: bool) -> Iterator[tuple[str, bool]]:
-    """Yield faults of a sample of label maps, whose values must be classes or be ignored by each head."""
-    total, seen, faults, read, pixels = len(maps.pairs), {}, {}, 0, 0
-    for image, path in [maps.pairs[i] for i in spread(total, _SAMPLE)]:
-        fault, values, size = maps.read(path)
-        if not fault and image_size(image) not in (None, size):
-            fault = 'of another size than their image'
+def _content_faults(data: Data, built: Any, pairs: list[tuple[str, str]], step: dict | None) -> Faults:
+    seen: dict[int, list[str]] = {}
+    faults: dict[str, list[str]] = {}
+    for image, path in pairs if step is not None else ():
+        if not osp.exists(path):  # check_mask_files names it
+            continue
+        fault, values, size = _read(path, step.get('imdecode_backend') or 'pillow')
+        if not fault and _image_size(image) not in (None, size):
+            fault = 'have another size than their image'
         if fault:
             faults.setdefault(fault, []).append(path)
         for value in values:
             seen.setdefault(value, []).append(path)
-        read, pixels = read + 1, pixels + size[0] * size[1]
-        if pixels > _PIXELS:
-            break
-    sample = f';\n{read} of the {total} label maps were read'
     for fault, paths in faults.items():
-        yield f'{len(paths)} label maps {fault}: {first_three(paths)}{sample}', False
-    names = dict(enumerate(maps.dataset.metainfo.get('classes') or ()))
+        yield part_of(paths, len(pairs), f'label maps {fault}'), False
+    heads = [head for key, head in find_heads(data.cfg.get('model'), 'model') if is_decode_head(key)]
+    yield from _value_faults(built, heads, seen)
+
+
+def _value_faults(built: Any, heads: list[dict], seen: dict[int, list[str]]) -> Faults:
     outputs = [output_classes(head) for head in heads]
-    number = max([len(names), *(output for output in outputs if not names or output == 2)])
-    if not number or not seen:
-        return
-    labels = {value: maps.label(value) for value in seen}
+    classes = len(built.metainfo.get('classes') or ())
+    number = max([classes, *(output for output in outputs if not classes or output == 2)])
     ignored = {head.get('ignore_index', 255) for head in heads or ({},)}
+    labels = {value: _label(built, value) for value in seen}
     wrong = sorted(value for value, label in labels.items() if not 0 <= label < number and ignored != {label})
-    if wrong:
+    if wrong and number:
         shown = first_three(f'{value} in {len(seen[value])} ({seen[value][0]})' for value in wrong)
-        yield f'values are no classes of 0 to {number - 1} and not ignored: {shown}{sample}', False
-    # The rest of the label maps is read only until one has another value.
-    if set(seen) == {0, 255} and number > 1 and all(set(maps.read(path)[1]) <= {0, 255} for _, path in maps.pairs):
+        yield f'values are not classes of 0 to {number - 1} and not ignored: {shown}', False
+    if set(seen) == {0, 255} and number > 1:
         yield 'all label maps hold only the values 0 and 255, which is ignored: there is one class to learn', False
-        return
-    unused = [label for label in range(number) if label not in labels.values()]
-    if unused and trained_on:
-        shown = [f'{label} ({names.get(label, "")})' for label in unused]
-        yield part_of(unused, number, 'classes do not occur', shown) + sample, True
+
+
+def _label(built: Any, value: int) -> int:
+    """Return the label that MMSegmentation makes of a pixel's value."""
+    if built.reduce_zero_label:
+        value = 255 if value in (0, 255) else value - 1
+    return (built.label_map or {}).get(value, value)
+
+
+def _read(path: str, decoder: str) -> tuple[str, list[int], tuple[int, int]]:
+    """Return the fault of a label map, its values, and its width and height."""
+    import mmcv
+
+    try:
+        with open(path, 'rb') as file:
+            pixels = mmcv.imfrombytes(file.read(), flag='unchanged', backend=decoder).squeeze()
+    except Exception as error:  # of any decoder
+        return f'cannot be read ({type(error).__name__})', [], (0, 0)
+    if pixels.ndim != 2:
+        return f'have {pixels.shape[-1]} channels instead of one', [], (0, 0)
+    return '', np.unique(pixels).tolist(), pixels.shape[::-1]
+
+
+def _image_size(path: str) -> tuple[int, int] | None:
+    """Return the width and height of an image, rotated by its EXIF orientation; None if Pillow cannot read it."""
+    try:
+        with Image.open(path) as image:
+            return image.size[::-1] if image.getexif().get(0x0112, 1) >= 5 else image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None

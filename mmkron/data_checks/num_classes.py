@@ -2,62 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import os.path as osp
+from collections.abc import Iterator
+from typing import Any
 
-from mmkron.data_checks.class_folders import read_labels
-from mmkron.data_checks.classes import class_names, metainfo
-from mmkron.data_checks.common import UNCOUNTED, Problem, find_dicts, find_heads, find_metrics, type_name, used_datasets
+from mmkron.data_checks.class_labels import class_folders, class_names, listed_labels
+from mmkron.data_checks.common import Data, Problem, find_dicts, type_name
 
-_HINT = """\
-Each head of the model, and its losses, need the number of classes of the data: set KEY=NUMBER in the config or with
-  --cfg-options KEY=NUMBER"""
-
-
-class Classes(NamedTuple):
-    """The number of classes of a dataset."""
-
-    key: str  # of the dataset
-    number: int
-    source: str  # where the number comes from
-    things: int | None  # classes with boxes; None if unknown
-    exact: bool = True  # False: a list of labels has at least this number
+_HINT = 'Each head of the model, and its losses, need the number of classes of the data.'
+# Parts and types that count something else than the classes of the dataset: objects, kinds of stuff, persons, edges.
+_OTHER_PARTS = ('rpn_head', 'semantic_head', 'reid')
+_UNCOUNTED = ('CocoPanopticDataset', 'MOTChallengeDataset', 'SideAdapterCLIPHead', 'STDCHead')
 
 
-def count_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Classes]:
-    """Yield the number of classes of each dataset that has a known one."""
-    for key, dataset, kind in used_datasets(cfg, splits):
-        names, source = class_names(dataset, kind)
-        labels = read_labels(key, dataset, kind)
-        if labels is not None and (names is None or source.startswith('METAINFO')):  # may be a subset of METAINFO
-            number = max(labels.counts, default=-1) + 1 if labels.is_list else len(labels.by_folder)
-            source = f'{f"labels up to {number - 1}" if labels.is_list else "class folders"} in {labels.path}'
-            yield Classes(key, number, source, number, exact=names is None and not labels.is_list)
-        elif names is not None and type_name(dataset) not in UNCOUNTED:
-            things = metainfo(dataset, kind).get('thing_classes', None if 'Panoptic' in type_name(dataset) else names)
-            yield Classes(key, len(names), source, None if things is None else len(things))
+def find_heads(node: Any, key: str, inside: bool = False) -> Iterator[tuple[str, dict]]:
+    """Yield (dotted key, config) of the parts of a model that state a number of classes."""
+    name = key.rpartition('.')[2]
+    inside = inside or name.endswith(('head', 'augments')) or name == 'data_preprocessor'
+    children = enumerate(node) if isinstance(node, (list, tuple)) else ()
+    if isinstance(node, dict) and name not in _OTHER_PARTS and type_name(node) not in _UNCOUNTED:
+        if node.get('class_agnostic') or node.get('language_model') or 'contrastive_cfg' in node:
+            return
+        if inside and isinstance(node.get('num_classes'), int):
+            yield key, node
+        children = node.items()
+    for child, item in children:
+        yield from find_heads(item, f'{key}.{child}', inside)
 
 
-def check_num_classes(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
+def count_classes(data: Data) -> tuple[int, str, bool] | None:
+    """Return the known number of classes of a dataset, where it comes from, and whether it is only the least number."""
+    names, source = class_names(data)
+    listed, folders = listed_labels(data), class_folders(data)
+    if listed and (names is None or source.startswith('METAINFO')):  # may be a subset of METAINFO
+        number = max(listed[1], default=-1) + 1
+        return number, f'labels up to {number - 1} in {osp.abspath(listed[0])}', True
+    if names is None and folders:
+        return len(folders[1]), f'class folders in {osp.abspath(folders[0])}', False
+    return None if names is None or type_name(data.config) in _UNCOUNTED else (len(names), source, False)
+
+
+def check_num_classes(data: Data) -> Iterator[Problem]:
     """Yield the heads and losses whose number of classes differs from the data's."""
-    datasets = list(count_classes(cfg, splits))
-    preprocessor = cfg.get('data_preprocessor') or {}
-    parts = [part for _, part in find_dicts([preprocessor, cfg.get('model')])]
-    mixes = any(part.get(field) for part in parts for field in ('augments', 'batch_augments', 'to_onehot'))
-    for key, head in [*find_heads(cfg.get('model'), 'model'), *find_heads(preprocessor, 'data_preprocessor')]:
-        panoptic = 'num_things_classes' in head
-        fields = ('num_things_classes', 'num_stuff_classes') if panoptic else ('num_classes',)
-        stated = sum(head[field] for field in fields if isinstance(head.get(field), int))
-        binary = is_decode_head(key) and not panoptic and output_classes(head) == 2
-        unused = key.endswith('data_preprocessor') and not mixes  # only mixed batches use its number of classes
-        misfits: dict = {}
-        for data in datasets:
-            number = data.number if panoptic else data.things
-            if number not in (stated, None, 2 if binary else None):
-                misfits.setdefault((number, data.source, data.exact or number > stated), []).append(data.key)
-        for (number, source, certain), keys in misfits.items():
-            text = f'it is {stated}, but the data has {number} classes: {source} ({", ".join(keys)})'
-            yield Problem(f'{key}.{fields[0]}', text, hint=_HINT, warning=unused or not certain)
+    found, model = count_classes(data), data.cfg.get('model')
+    preprocessor = data.cfg.get('data_preprocessor') or {}
+    parts = [part for _, part in find_dicts([preprocessor, model])]
+    heads = [*find_heads(model, 'model')]
+    if any(part.get(field) for part in parts for field in ('augments', 'batch_augments', 'to_onehot')):
+        heads += find_heads(preprocessor, 'data_preprocessor')  # only mixed batches use its number of classes
+    for key, head in heads if found else ():
+        stated, (number, source, is_least) = head['num_classes'], found
+        binary = is_decode_head(key) and output_classes(head) == 2
+        if number not in (stated, 2 if binary else None) and not (is_least and number < stated):
+            text = f'it is {stated}, but the data has {number} classes: {source}'
+            yield Problem(f'{key}.num_classes', text, data.key, (_HINT,), f'{key}.num_classes={number}')
 
 
 def is_decode_head(key: str) -> bool:
@@ -70,40 +68,19 @@ def output_classes(head: dict) -> int:
     return 2 if (head.get('out_channels') or head['num_classes']) == 1 else head['num_classes']
 
 
-def check_heads(cfg: Any, splits: Sequence[str]) -> Iterator[Problem]:
-    """Yield losses and accuracies that do not fit their head's number of classes."""
-    tops = []  # (key, topk, number of classes)
-    for key, head in find_heads(cfg.get('model'), 'model'):
-        number = head.get('num_classes')
-        if not isinstance(number, int):
-            continue
-        for field, loss in _losses(key, head):
-            yield from _loss_problems(f'{key}.{field}', loss, head)
-        tops += [(key, head.get('topk'), number)] if head.get('cal_acc') else []
-        if key == 'model.head':
-            metrics = find_metrics(cfg, [split for split in splits if split != 'train'], 'Accuracy')
-            tops += [(name, metric.get('topk'), number) for name, metric in metrics]
-    for key, topk, number in tops:
-        most = max((k for k in (topk if isinstance(topk, (list, tuple)) else (topk,)) if isinstance(k, int)), default=1)
-        if most > number:
-            yield Problem(f'{key}.topk', f'{topk!r} requests the best {most} of {number} classes')
+def check_losses(data: Data) -> Iterator[Problem]:
+    """Yield the softmax losses of heads with one output, from which nothing is learned."""
+    for key, head in find_heads(data.cfg.get('model'), 'model'):
+        outputs = head.get('out_channels') or head['num_classes']
+        for field, loss in _losses(key, head) if outputs == 1 else ():
+            if type_name(loss) == 'CrossEntropyLoss' and not loss.get('use_sigmoid'):
+                text = 'the head has one output, whose softmax is always 1 and whose loss is always 0;'
+                yield Problem(f'{key}.{field}', f'{text}\nuse_sigmoid=True distinguishes two classes with one output')
 
 
 def _losses(key: str, head: dict) -> Iterator[tuple[str, dict]]:
-    """Yield (field, config) of the classification losses of a head, with the hosts' default softmax."""
-    fields = ('loss', 'loss_decode', 'loss_cls')
-    if not any(map(head.get, fields)) and (is_decode_head(key) or type_name(head) == 'LinearClsHead'):
+    """Yield (field, config) of the losses of a classifier or decode head, with the hosts' default softmax."""
+    fields = ('loss', 'loss_decode')  # loss_cls of a detector adds one class, the background
+    if not any(map(head.get, (*fields, 'loss_cls'))) and (is_decode_head(key) or type_name(head) == 'LinearClsHead'):
         head = {'loss_decode' if is_decode_head(key) else 'loss': dict(type='CrossEntropyLoss')}
     return (found for field in fields for found in find_dicts(head.get(field), field))
-
-
-def _loss_problems(key: str, loss: dict, head: dict) -> Iterator[Problem]:
-    number, background = head['num_classes'], 'loss_cls' in key.split('.')  # which adds one class
-    softmax = type_name(loss) == 'CrossEntropyLoss' and not loss.get('use_sigmoid') and not background
-    if softmax and (head.get('out_channels') or number) == 1:
-        text = f'the head has one output (num_classes={number}), whose softmax is always 1 and whose loss is always 0;'
-        yield Problem(key, f'{text}\nuse_sigmoid=True distinguishes two classes with one output')
-    for field in ('class_weight', 'pos_weight'):
-        weights = loss.get(field)
-        if isinstance(weights, (list, tuple)) and len(weights) not in (number, number + background):
-            yield Problem(f'{key}.{field}', f'it has {len(weights)} weights for {number} classes')

@@ -19,7 +19,6 @@ from mmengine.registry import MODELS, RUNNERS, DefaultScope
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkron import data_checks
 from mmkron.data_checks.common import type_name
 from mmkron.engine.console import quiet
 from mmkron.engine.data_errors import NamedSamplesMixin
@@ -30,14 +29,6 @@ from mmkron.utils.weights import reason_of, safe_loading
 
 # The wrapper of a strategy's model on CPUs.
 _CPU_WRAPPERS = {'DDPStrategy': dict(device_ids=None, broadcast_buffers=False), 'FSDPStrategy': dict(device_id='cpu')}
-
-
-def check_data(cfg: Config, config: str, splits: tuple[str, ...]) -> None:
-    """Raise LaunchError with all problems of the data of some splits."""
-    try:
-        data_checks.run(cfg, config, splits)
-    except data_checks.DataError as error:
-        raise LaunchError(str(error)) from None
 
 
 @contextmanager

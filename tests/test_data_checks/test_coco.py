@@ -4,215 +4,287 @@ import json
 import os
 import re
 
+import numpy as np
 import pytest
 from mmengine.config import ConfigDict
 
-from mmkron.data_checks import coco, coco_file, files
-from mmkron.engine import runner as launch
+from mmkron import data_checks
+from mmkron.data_checks import coco
 from mmkron.utils.errors import LaunchError
+from support.data_checks import texts
 from support.errors import raises
 
-CATEGORIES = ((1, 'cat'), (2, 'dog'), (5, 'cow'))
+datasets = pytest.importorskip('mmdet.datasets', reason="builds MMDetection's datasets")
 
 
-def make_coco(root, images=('a.jpg', 'b.jpg', 'c.jpg'), categories=CATEGORIES, annotations=None, metainfo=None):
-    """A COCO layout on disk and the config of a dataset that it fits; annotations are (category id, image id)."""
-    (root / 'images').mkdir(parents=True)
-    for name in images:
-        (root / 'images' / name).touch()
-    if annotations is None:
-        annotations = [(number, 10) for number, _ in categories]
-    content = dict(
-        images=[dict(id=10 + i, file_name=name, height=8, width=8) for i, name in enumerate(images)],
-        categories=[dict(id=number, name=name) for number, name in categories],
-        annotations=[
-            dict(id=i, category_id=category, image_id=image, bbox=[0, 0, 4, 4], area=16, iscrowd=0)
-            for i, (category, image) in enumerate(annotations)
-        ],
-    )
-    write(root, content)
-    metainfo = dict(classes=('cat', 'dog', 'cow')) if metainfo is None else metainfo
+def annotation(number, box=(1, 1, 4, 4), **more):
+    return {**dict(id=number, image_id=number % 3, category_id=1, bbox=list(box), area=16, iscrowd=0), **more}
+
+
+def coco_content(annotations=None, categories=('cat', 'dog')):
+    """Three images of 20 x 10, two categories, and six annotations unless others are given."""
     return dict(
-        type='CocoDataset',
-        data_root=str(root),
-        metainfo=metainfo,
-        ann_file='a.json',
-        data_prefix=dict(img='images/'),
+        images=[dict(id=i, file_name=f'{i}.png', width=20, height=10) for i in range(3)],
+        categories=[dict(id=i, name=name) for i, name in enumerate(categories, 1)],
+        annotations=[annotation(i) for i in range(6)] if annotations is None else annotations,
     )
 
 
-def write(root, content):
-    (root / 'a.json').write_text(json.dumps(content))
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes an annotation file with its images and returns the config of a dataset."""
+
+    def function(content=None, **more):
+        (tmp_path / 'a.json').write_text(json.dumps(coco_content() if content is None else content))
+        for i in range(3):
+            (tmp_path / f'{i}.png').touch()
+        dataset = dict(type='CocoDataset', data_root=str(tmp_path), ann_file='a.json', data_prefix=dict(img=''))
+        return {**dataset, 'metainfo': dict(classes=('cat', 'dog')), **more}
+
+    return function
 
 
-def texts(dataset):
-    cfg = ConfigDict(default_scope='mmdet', train_dataloader=dict(dataset=dataset))
-    assert files.find_missing(cfg, ['train']) == []
-    return [item.text for item in coco.check_coco(cfg, ['train'])]
+def config(dataset, split='train'):
+    return ConfigDict({'default_scope': 'mmdet', f'{split}_dataloader': dict(dataset=dataset)})
 
 
-def test_files_that_fit(tmp_path):
-    dataset = make_coco(tmp_path)
-    assert texts(dataset) == []
-    (tmp_path / 'names.txt').write_text('cat\ndog\ncow\n')
-    assert texts(dict(dataset, metainfo=dict(classes=str(tmp_path / 'names.txt')))) == []
-    assert texts(dict(dataset, type='mmdet.CocoDataset', metainfo=dict(classes=['cat', 'dog', 'cow']))) == []
-    assert texts(dict(dataset, type='LVISV1Dataset', metainfo=dict(classes=('bird',)))) == []
-    assert texts(dict(dataset, metainfo=dict(classes=('cat', 'cow')))) == []  # trains on some categories
+def found(dataset, split='train'):
+    """Return the texts of the errors and of the warnings."""
+    return texts(config(dataset, split), 'COCO annotations', [split])
 
 
-def test_the_host_keeps_what_the_check_counts(tmp_path):
+def loaded(dataset):
+    """Return the (label, box) pairs that MMDetection loads, by image."""
+    given = {key: value for key, value in dataset.items() if key != 'type'}
+    items = datasets.CocoDataset(**given, pipeline=[], serialize_data=False).data_list
+    return {item['img_id']: [(each['bbox_label'], tuple(each['bbox'])) for each in item['instances']] for item in items}
+
+
+def test_files_that_fit(write, tmp_path):
+    dataset = write()
+    assert found(dataset) == ([], [])
+    (tmp_path / 'names.txt').write_text('cat\ndog\n')
+    for names in (str(tmp_path / 'names.txt'), ['cat', 'dog'], ('dog',)):  # trains on some categories
+        content = coco_content([annotation(i, category_id=2) for i in range(6)])
+        assert found(write(content, metainfo=dict(classes=names))) == ([], [])
+    assert found(dict(dataset, type='LVISV1Dataset', metainfo=dict(classes=('bird',)))) == ([], [])
+    assert found(dict(dataset, data_root='s3://bucket')) == ([], [])
+
+
+def test_the_host_keeps_what_the_check_counts(write):
     """MMDetection numbers labels in the file's order and drops mismatches: the reason for the check."""
-    coco = pytest.importorskip('mmdet.datasets', reason='compares with MMDetection').CocoDataset
-    dataset = make_coco(tmp_path, annotations=[(1, 10), (2, 10), (7, 10), (5, 11), (2, 99)])
-    dataset = dict(dataset, metainfo=dict(classes=('cow', 'cat', 'bird')), pipeline=[])
-    dataset.pop('type')
-    loaded = coco(**dataset)
-    labels = [(item['img_id'], [each['bbox_label'] for each in item['instances']]) for item in loaded]
-    assert labels == [(10, [0]), (11, [1]), (12, [])]
-    first, second, third = texts(dict(dataset, type='CocoDataset'))
-    assert re.match("1 of the 3 .*metainfo.classes.*'bird';\n.*'dog'$", first)
-    assert 'annotations[2].category_id = 7' in second
-    assert 'annotations[4].image_id = 99' in third
+    annotations = [
+        annotation(0),
+        annotation(1, category_id=7),
+        annotation(2, image_id=99),
+        annotation(3, category_id=2),
+    ]
+    dataset = write(coco_content(annotations), metainfo=dict(classes=('dog', 'cat', 'bird')))
+    labels = {number: [label for label, _ in boxes] for number, boxes in loaded(dataset).items()}
+    assert labels == {0: [0, 1], 1: [], 2: []}
+    (names, category, image), _ = found(dataset)
+    assert re.match("1 of the 3 .*metainfo.classes.*'bird';\n.*none$", names)
+    assert category.endswith(': annotations[1].category_id = 7')
+    assert image.endswith(': annotations[2].image_id = 99')
 
 
-def test_names_in_another_order(tmp_path):
-    (text,) = texts(make_coco(tmp_path, metainfo=dict(classes=('cow', 'cat'))))
-    assert re.match('metainfo.classes .* cow, cat,\n.* cat, cow$', text)
+def test_names_in_another_order(write):
+    (text,), _ = found(write(metainfo=dict(classes=('dog', 'cat'))))
+    assert re.match('metainfo.classes .* dog, cat,\n.* cat, dog$', text)
 
 
-def test_classes_of_coco_are_the_default(tmp_path):
-    pytest.importorskip('mmdet', reason='runs MMDetection configs')
-    dataset = make_coco(tmp_path, metainfo={})
-    (text,) = texts(dataset)
-    assert text.startswith('77 of the 80 classes of METAINFO of CocoDataset ')
-    from mmdet.datasets import CocoDataset
-
-    content = json.loads((tmp_path / 'a.json').read_text())
-    content['categories'] = [dict(id=i, name=name) for i, name in enumerate(CocoDataset.METAINFO['classes'], 1)]
-    write(tmp_path, content)
-    assert texts(dataset) == []
+def test_classes_of_the_type_are_the_default(write):
+    (text,), _ = found(write(metainfo={}))
+    assert text.startswith('78 of the 80 classes of METAINFO of CocoDataset ')
+    content = coco_content(categories=datasets.CocoDataset.METAINFO['classes'])
+    assert found(write(content, metainfo={})) == ([], [])
 
 
-def test_no_names_without_mmdet(tmp_path, monkeypatch):
-    """The classes are unknown, which another error reports; the rest is still compared."""
-    monkeypatch.setattr('mmkron.data_checks.common.dataset_type', lambda *_: None)
-    (text,) = texts(make_coco(tmp_path, metainfo={}, annotations=[(8, 10), (9, 11), (8, 11)]))
-    assert re.match(r'3 of the 3 annotations .*annotations\[1\].category_id = 9', text)
+def test_types_derived_from_coco(write):
+    """A subclass that reads the file as CocoDataset does is checked by its own classes; others are left alone."""
 
+    class Pets(datasets.CocoDataset):
+        METAINFO = dict(classes=('cat', 'cow'))
 
-def test_one_name_without_its_comma(tmp_path):
-    """A string is refused unless it is a file of names; a remote file is skipped."""
-    cfg = ConfigDict(train_dataloader=dict(dataset=make_coco(tmp_path, metainfo=dict(classes='cat'))))
-    with raises(LaunchError, 'train_dataloader.dataset.metainfo.classes', 'cat'):
-        launch.check_data(cfg, 'c.py', ['train'])
-    assert texts(dict(make_coco(tmp_path / 'other'), metainfo=dict(classes='s3://bucket/names.txt'))) == []
+    class OwnReader(Pets):
+        def load_data_list(self):
+            return []
+
+    class OwnPaths(Pets):
+        def parse_data_info(self, raw_data_info):
+            return super().parse_data_info(raw_data_info)
+
+    dataset = write(metainfo={}, type=Pets)
+    os.remove(f'{dataset["data_root"]}/1.png')
+    image, names = found(dataset)[0]
+    assert image.endswith(f': {dataset["data_root"]}/1.png')
+    assert names.startswith('1 of the 2 classes of METAINFO of Pets ')
+    assert found(dict(dataset, type=OwnPaths))[0] == [names.replace('Pets', 'OwnPaths')]
+    assert found(dict(dataset, type=OwnReader)) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ('content', 'problem'),
+    'content',
     [
-        *((text, 'JSON') for text in ('[', '\xff', '[' * 100_000)),
-        ('[1]', "'images' and 'categories'"),
-        ('{"images": [], "annotations": []}', "'categories'"),
-        ('{"images": 3, "categories": []}', 'images must be a list, got 3'),
-        ('{"images": [], "categories": [], "annotations": null}', 'annotations must be a list, got null'),
-        ('{"images": [], "categories": [null]}', 'categories[0] = null'),
+        *('[', '\xff', '[' * 100_000, '[1]', '3'),
+        '{"images": [], "annotations": []}',
+        '{"images": 3, "categories": []}',
+        '{"images": [], "categories": [], "annotations": null}',
+        '{"images": [], "categories": [null]}',
     ],
 )
-def test_files_of_another_format(tmp_path, content, problem):
-    dataset = make_coco(tmp_path)
+def test_files_of_another_format(write, tmp_path, content):
+    dataset = write()
     (tmp_path / 'a.json').write_bytes(content.encode('latin-1'))
-    (text,) = texts(dataset)
-    assert text.startswith('MMDetection cannot read it: ')
-    assert problem in text
+    (text,), _ = found(dataset)
+    assert text.startswith('it cannot be read: ')
 
 
-def test_only_tests_go_without_annotations(tmp_path):
-    dataset = make_coco(tmp_path)
-    content = json.loads((tmp_path / 'a.json').read_text())
+@pytest.mark.parametrize(
+    ('kind', 'key'),
+    [
+        *(('categories', key) for key in ('id', 'name')),
+        *(('images', key) for key in ('id', 'file_name', 'height', 'width')),
+        *(('annotations', key) for key in ('image_id', 'category_id', 'bbox', 'area')),
+    ],
+)
+def test_entries_that_cannot_be_read(write, kind, key):
+    """They end in a message, also where the host would go on."""
+    content = coco_content()
+    content[kind][1][key] = [1, 2, 3] if key == 'bbox' else {}
+    if key not in ('name', 'file_name'):
+        assert found(write(content))[0][0].startswith('it cannot be read: ')
+    del content[kind][1][key]
+    (text,), _ = found(write(content))
+    assert text == f"it cannot be read: KeyError: '{key}'"
+
+
+def test_only_tests_go_without_annotations(write):
+    content = coco_content()
     del content['annotations']
-    write(tmp_path, content)
-    (text,) = texts(dataset)
-    assert "no 'annotations'" in text
-    assert texts(dict(dataset, test_mode=True)) == []
+    (text,), _ = found(write(content))
+    assert text.startswith('none of the 3 images ')
+    assert found(write(content, test_mode=True), 'val') == ([], [])
 
 
-def test_images_that_are_not_on_disk(tmp_path):
-    """The first of them is named as missing, the note has their number; folders in file names are followed."""
-    names = ['a.jpg', 'b.jpg', 'c.jpg', 'd.jpg', 'e.jpg']
-    dataset = make_coco(tmp_path, names)
-    cfg = ConfigDict(train_dataloader=dict(dataset=dataset))
-    for name in names[1:]:
-        (tmp_path / 'images' / name).unlink()
-    (missing,) = files.find_missing(cfg, ['train'])
-    assert (missing.path, missing.key) == (f'{tmp_path}/images/b.jpg', 'train_dataloader.dataset.ann_file')
-    with pytest.raises(LaunchError) as error:
-        launch.check_data(cfg, 'c.py', ['train'])
-    text = f"{tmp_path}/images/b.jpg  <- train_dataloader.dataset.ann_file = 'a.json' (4 of the 5 files "
-    assert text in str(error.value)
-    assert ': b.jpg, c.jpg, d.jpg, ...)\n' in str(error.value)
-    content = json.loads((tmp_path / 'a.json').read_text())
-    content['images'] = [dict(each, file_name=name) for each, name in zip(content['images'], ('x/a.jpg', 'a.jpg'))]
-    write(tmp_path, content)
-    assert [item.path for item in files.find_missing(cfg, ['train'])] == [f'{tmp_path}/images/x/a.jpg']
-    (tmp_path / 'images/x').mkdir()
-    (tmp_path / 'images/x/a.jpg').touch()
-    assert files.find_missing(cfg, ['train']) == []
+def test_images_that_are_not_on_disk(write, tmp_path):
+    """Folders in file names are followed; remote images are skipped."""
+    content = coco_content()
+    content['images'][1]['file_name'] = 'x/1.png'
+    dataset = write(content)
+    (text,), _ = found(dataset)
+    assert re.match(f'1 of the 3 images .*: {tmp_path}/x/1.png$', text)
+    assert found(dict(dataset, data_prefix=dict(img='s3://bucket'))) == ([], [])
+    (tmp_path / 'x').mkdir()
+    (tmp_path / '1.png').rename(tmp_path / 'x/1.png')
+    assert found(dataset) == ([], [])
 
 
-def test_remote_data_is_skipped(tmp_path):
-    dataset = make_coco(tmp_path, metainfo=dict(classes=('bird',)))
-    (tmp_path / 'images/a.jpg').unlink()
-    assert texts(dict(dataset, data_root='s3://bucket')) == []
-    remote = dict(dataset, data_prefix=dict(img='s3://bucket/images'))
-    assert len(texts(remote)) == 1  # the annotations are here
-
-
-def test_annotations_of_the_metric(tmp_path):
-    """The file of a metric does not depend on the dataset's root."""
-    dataset = make_coco(tmp_path)
-    metric = dict(type='CocoMetric', ann_file='data/gone.json')
-    for evaluator, key in ((metric, 'val_evaluator'), ([dict(type='A', ann_file='x'), metric], 'val_evaluator.1')):
-        cfg = ConfigDict(val_dataloader=dict(dataset=dataset), val_evaluator=evaluator)
-        (missing,) = files.find_missing(cfg, ['val'])
-        assert (missing.key, missing.path) == (f'{key}.ann_file', os.path.abspath('data/gone.json'))
-        assert f'--cfg-options {key}.ann_file=PATH\n' in files.describe_missing([missing], 'c.py')
-    for ann_file in (None, 's3://bucket/a.json', f'{tmp_path}/a.json'):
-        cfg.val_evaluator = dict(metric, ann_file=ann_file)
-        assert files.find_missing(cfg, ['val']) == []
-
-
-def test_a_file_is_read_once(tmp_path, monkeypatch):
-    dataset = make_coco(tmp_path)
+def test_a_file_is_parsed_once(write, tmp_path, monkeypatch):
+    dataset = write()
     reads = []
     load = json.load
-    monkeypatch.setattr(coco_file.json, 'load', lambda file: reads.append(file.name) or load(file))
-    monkeypatch.chdir(tmp_path)
-    cfg = ConfigDict(
-        train_dataloader=dict(dataset=dict(type='RepeatDataset', dataset=dataset)),
-        val_dataloader=dict(dataset=dataset),
-        val_evaluator=dict(type='CocoMetric', ann_file='a.json'),
-    )
-    launch.check_data(cfg, 'c.py', ['train', 'val'])
-    assert reads == [f'{tmp_path}/a.json']
-    write(tmp_path, dict(images=[], categories=[], annotations=[]))
-    os.utime(tmp_path / 'a.json', (1, 1))
-    with pytest.raises(LaunchError):
-        launch.check_data(cfg, 'c.py', ['train', 'val'])
-
-
-def test_all_datasets_of_a_file_are_in_one_message(tmp_path):
-    dataset = make_coco(tmp_path, metainfo=dict(classes=('cat', 'Dog', 'cow')))
+    monkeypatch.setattr(coco.json, 'load', lambda file: reads.append(file.name) or load(file))
     cfg = ConfigDict(
         default_scope='mmdet',
-        train_dataloader=dict(dataset=dataset),
-        val_dataloader=dict(dataset=dict(dataset, test_mode=True)),
+        train_dataloader=dict(dataset=dict(type='RepeatDataset', dataset=dataset)),
+        val_dataloader=dict(dataset=dataset),
     )
+    data_checks.run(cfg, 'c.py', ['train', 'val'])
+    assert reads == [f'{tmp_path}/a.json']
+    write(dict(images=[], categories=[], annotations=[]))
+    os.utime(tmp_path / 'a.json', (1, 1))
+    with raises(LaunchError, f'{tmp_path}/a.json'):
+        data_checks.run(cfg, 'c.py', ['train', 'val'])
+
+
+def test_all_datasets_of_a_file_are_in_one_message(write, tmp_path):
+    dataset = write(metainfo=dict(classes=('cat', 'Dog')))
+    cfg = ConfigDict(config(dataset), val_dataloader=dict(dataset=dict(dataset, test_mode=True)))
     with raises(LaunchError, f'{tmp_path}/a.json', 'Dog') as info:
-        launch.check_data(cfg, 'c.py', ['train', 'val'])
+        data_checks.run(cfg, 'c.py', ['train', 'val'])
     text = str(info.value)
     for split in ('train', 'val'):
         assert f"{split}_dataloader.dataset.ann_file = 'a.json'" in text
-    assert text.count('1 of the 3 classes') == 1
+    assert text.count('1 of the 2 classes') == 1
     assert 'metainfo=dict(classes=(...))' in text
+
+
+def test_dropped_boxes_are_those_that_the_host_drops(write):
+    """Random boxes, within, across and beyond the border, with sides around 1 and areas around 0."""
+    rng = np.random.default_rng(0)
+    annotations = []
+    for i in range(600):
+        size = rng.choice([-1, 0, 0.5, 1, 1.5, 8, 30], 2, p=[0.05, 0.05, 0.1, 0.2, 0.2, 0.2, 0.2])
+        box = [float(value) for value in (*rng.integers(-12, 24, 2), *size)]
+        more = dict(ignore=1) if rng.random() < 0.05 else {}
+        area = float(rng.choice([-1, 0, 1e-3, 16], p=[0.05, 0.05, 0.2, 0.7]))
+        annotations.append(annotation(i, box, area=area, category_id=int(rng.integers(1, 3)), **more))
+    dataset = write(coco_content(annotations))
+    content = coco.read_coco(f'{dataset["data_root"]}/a.json', 0)
+    expected = {number: [] for number in range(3)}
+    for entry, label in zip(annotations, content.labels):
+        if label >= 0:
+            x, y, w, h = entry['bbox']
+            expected[entry['image_id']].append((label, (x, y, x + w, y + h)))
+    assert loaded(dataset) == expected
+    dropped = sum(count for _, count, _ in content.dropped)
+    ignored = sum('ignore' in entry for entry in annotations)
+    assert 100 < dropped == 600 - ignored - sum(map(len, expected.values()))
+
+
+@pytest.mark.parametrize(
+    ('key', 'value', 'reason'),
+    [
+        ('bbox', [0.1, 0.2, 0.3, 0.9], 'narrower'),
+        ('bbox', [4, 4, 6, 0.5], 'narrower'),
+        ('bbox', [20, 3, 4, 4], 'outside'),
+        ('bbox', [float('nan'), 3, 4, 4], 'outside'),
+        ('area', 0, 'area of 0'),
+    ],
+)
+@pytest.mark.parametrize('bad', [(1, 3), (0, 2, 4, 5)])
+def test_dropped_boxes_are_counted_and_named(write, key, value, reason, bad):
+    """Up to half of the boxes are a warning, more are an error."""
+    content = coco_content()
+    for i in bad:
+        content['annotations'][i][key] = value
+    errors, warnings = found(write(content))
+    assert [len(errors), len(warnings)] == ([0, 1] if len(bad) == 2 else [1, 0])
+    shown = ', '.join(f'annotations[{i}].{key} = {json.dumps(value)}' for i in bad[:3]) + ', ...' * (len(bad) > 3)
+    (text,) = errors + warnings
+    assert text.startswith(f'{len(bad)} of the 6 annotations ')
+    assert reason in text
+    assert text.endswith(f': {shown}')
+
+
+def test_a_few_dropped_boxes_are_not_reported(write):
+    """COCO's training set has some: they are a thousandth at most."""
+    annotations = [annotation(i) for i in range(2000)]
+    for i in (5, 7):
+        annotations[i]['bbox'] = [3, 3, 2, 0.4]
+    assert found(write(coco_content(annotations))) == ([], [])
+    annotations[8]['bbox'] = [3, 3, 2, 0.4]
+    assert len(found(write(coco_content(annotations)))[1]) == 1
+
+
+def test_no_boxes(write):
+    """An error in training data, a warning in validation data; crowds and boxes of unused classes do not count."""
+    content = coco_content([])
+    (text,), warnings = found(write(content))
+    assert text.startswith('none of the 3 images ')
+    assert warnings == []
+    assert found(write(content, test_mode=True), 'val') == ([], [text])
+    assert found(write(metainfo=dict(classes=('dog',)))) == ([text], [])
+    content = coco_content([annotation(i, iscrowd=1) for i in range(6)])
+    assert found(write(content)) == ([text], [])
+    content['annotations'][5]['iscrowd'] = 0
+    assert found(write(content)) == ([], [])
+
+
+def test_small_images_are_dropped_by_min_size(write):
+    dataset = write(filter_cfg=dict(filter_empty_gt=True, min_size=11))
+    (text,), _ = found(dataset)
+    assert text.startswith('3 of the 3 images are smaller than filter_cfg.min_size=11 ')
+    assert found(dict(dataset, test_mode=True), 'val') == ([], [])
+    assert found(dict(dataset, filter_cfg=dict(min_size=10))) == ([], [])

@@ -1,12 +1,13 @@
 """Compare the number of classes of each head with the data, for the shipped configs and one by one."""
 
 import pytest
-import torch
 from mmengine.config import Config, ConfigDict
 
-from mmkron.data_checks.num_classes import check_heads, check_num_classes, count_classes, find_heads
+from mmkron.data_checks.common import used_data
+from mmkron.data_checks.num_classes import count_classes, find_heads
 from mmkron.engine import runner as launch
 from mmkron.utils.errors import LaunchError
+from support.data_checks import problems
 from support.errors import raises
 from support.tools import ROOT, run_training
 
@@ -15,9 +16,10 @@ SPLITS = ('train', 'val', 'test')
 
 
 def found(cfg, splits=('train', 'val')):
-    """Return the keys of the errors and of the warnings."""
-    problems = [*check_num_classes(cfg, splits), *check_heads(cfg, splits)]
-    return [item.where for item in problems if not item.warning], [item.where for item in problems if item.warning]
+    """Return the keys of the problems, each once."""
+    found = [*problems(cfg, 'num_classes', splits), *problems(cfg, 'losses', splits)]
+    assert not any(item.warning for item in found)
+    return list(dict.fromkeys(item.where for item in found))
 
 
 def make(model, classes=3, scope='mmdet', dataset='BaseSegDataset', **others):
@@ -32,14 +34,13 @@ def test_shipped_configs():
         pytest.importorskip(host, reason='reads the class names of all hosts')
     for path in CONFIGS:
         cfg = Config.fromfile(path)
-        assert found(cfg, SPLITS) == ([], []), path
-        assert list(count_classes(cfg, ('train',))), path
+        assert found(cfg, SPLITS) == [], path
+        assert all(map(count_classes, used_data(cfg, ('train',)))), path
         heads = list(find_heads(cfg.model, 'model'))
         assert heads, path
         for _, head in heads:
             head.num_classes += 1
-        errors = [item.where for item in check_num_classes(cfg, SPLITS)]
-        assert errors == [f'{key}.num_classes' for key, _ in heads], path
+        assert found(cfg, SPLITS) == [f'{key}.num_classes' for key, _ in heads], path
 
 
 def test_each_head_is_compared():
@@ -55,7 +56,7 @@ def test_each_head_is_compared():
         detector=dict(bbox_head=dict(num_classes=2, loss_cls=dict(type='SeesawLoss', num_classes=6))),
         reid=dict(head=dict(num_classes=380)),
     )
-    errors, _ = found(make(model))
+    errors = found(make(model))
     assert errors == [
         'model.roi_head.bbox_head.1.num_classes',
         'model.roi_head.mask_head.num_classes',
@@ -63,39 +64,28 @@ def test_each_head_is_compared():
         'model.detector.bbox_head.loss_cls.num_classes',
     ]
     model['roi_head']['mask_head']['class_agnostic'] = True
-    assert 'model.roi_head.mask_head.num_classes' not in found(make(model))[0]
-    assert found(make(dict(bbox_head=dict(num_classes=256, contrastive_cfg=dict(max_text_len=256))))) == ([], [])
+    assert 'model.roi_head.mask_head.num_classes' not in found(make(model))
+    assert found(make(dict(bbox_head=dict(num_classes=256, contrastive_cfg=dict(max_text_len=256))))) == []
     edges = [dict(type='FCNHead', num_classes=19), dict(type='STDCHead', num_classes=2)]
-    assert found(make(dict(auxiliary_head=edges), 19, 'mmseg')) == ([], [])
-    assert found(make(dict(language_model=dict(type='BertModel'), bbox_head=dict(num_classes=80)))) == ([], [])
+    assert found(make(dict(auxiliary_head=edges), 19, 'mmseg')) == []
+    assert found(make(dict(language_model=dict(type='BertModel'), bbox_head=dict(num_classes=80)))) == []
 
 
 def test_message_has_both_numbers_and_where_they_are_set():
     cfg = make(dict(bbox_head=dict(num_classes=1)), classes=2)
-    (problem,) = check_num_classes(cfg, SPLITS)
-    assert problem.where == 'model.bbox_head.num_classes'
-    for part in ('1', '2 classes', 'metainfo.classes', 'train_dataloader.dataset.dataset, val_dataloader.dataset'):
-        assert part in problem.text
+    train, val = problems(cfg, 'num_classes')
+    assert (train.where, train.source) == ('model.bbox_head.num_classes', 'train_dataloader.dataset.dataset')
+    assert val.source == 'val_dataloader.dataset.dataset'
+    for part in ('1', '2 classes', 'metainfo.classes'):
+        assert part in train.text
 
 
-def test_panoptic_heads():
+def test_panoptic_data_is_not_counted():
+    """Its heads count things and stuff."""
     pytest.importorskip('mmdet')
+    heads = dict(panoptic_fusion_head=dict(num_things_classes=80), roi_head=dict(bbox_head=dict(num_classes=80)))
     dataset = dict(type='CocoPanopticDataset')
-    model = dict(
-        semantic_head=dict(type='PanopticFPNHead', num_things_classes=80, num_stuff_classes=53),
-        panoptic_fusion_head=dict(num_things_classes=80, num_stuff_classes=53),
-        roi_head=dict(bbox_head=dict(num_classes=80)),
-    )
-    cfg = ConfigDict(default_scope='mmdet', model=model, train_dataloader=dict(dataset=dataset))
-    assert found(cfg) == ([], [])
-    cfg.model.roi_head.bbox_head.num_classes = 133
-    cfg.model.panoptic_fusion_head.num_stuff_classes = 0
-    assert found(cfg)[0] == [
-        'model.panoptic_fusion_head.num_things_classes',
-        'model.roi_head.bbox_head.num_classes',
-    ]
-    query = dict(panoptic_head=dict(num_things_classes=80, num_stuff_classes=0))
-    assert found(ConfigDict(cfg, model=query, train_dataloader=dict(dataset=dict(type='CocoDataset')))) == ([], [])
+    assert found(ConfigDict(default_scope='mmdet', model=heads, train_dataloader=dict(dataset=dataset))) == []
 
 
 @pytest.mark.parametrize(
@@ -106,60 +96,48 @@ def test_classes_of_a_dataset_type(kind, scope, number):
     pytest.importorskip('mmdet' if scope else 'mmseg')
     head = dict(num_classes=number)
     cfg = ConfigDict(default_scope=scope, model=dict(bbox_head=head), train_dataloader=dict(dataset=dict(type=kind)))
-    assert found(cfg) == ([], [])
+    assert found(cfg) == []
     cfg.model.bbox_head.num_classes = number - 1
-    assert found(cfg)[0] == ['model.bbox_head.num_classes']
+    assert found(cfg) == ['model.bbox_head.num_classes']
 
 
 def test_unknown_classes_are_skipped():
     for dataset in (dict(type='Unknown'), dict(type='nowhere.Unknown'), dict(), dict(type='BaseSegDataset')):
         cfg = make(dict(decode_head=dict(num_classes=3)))
         cfg.train_dataloader = cfg.val_dataloader = dict(dataset=dataset)
-        assert found(cfg) == ([], [])
-    assert found(ConfigDict()) == ([], [])
-
-
-def test_classes_of_a_file(tmp_path):
-    (tmp_path / 'names.txt').write_text('a\nb\n')
-    cfg = make(dict(decode_head=dict(num_classes=2)), scope='mmseg')
-    cfg.train_dataloader.dataset.dataset.metainfo = dict(classes=str(tmp_path / 'names.txt'))
-    cfg.val_dataloader = None
-    assert found(cfg) == ([], [])
-    cfg.model.decode_head.num_classes = 3
-    assert found(cfg)[0] == ['model.decode_head.num_classes']
+        assert found(cfg) == []
+    assert found(ConfigDict()) == []
 
 
 def test_class_folders_and_lists(tmp_path):
-    """Of a type with published classes, which may be read in part, the folders count."""
+    """A list of a type with published classes may be about some of them."""
     pytest.importorskip('mmpretrain')
     for name in ('cat', 'dog'):
         (tmp_path / name).mkdir()
     dataset = dict(type='CustomDataset', data_root=str(tmp_path))
     model = dict(head=dict(num_classes=2))
     cfg = ConfigDict(default_scope='mmpretrain', model=model, train_dataloader=dict(dataset=dataset))
-    key = ['model.head.num_classes']
 
-    def check(*expected):
-        for number, result in expected:
+    def wrong(*numbers):
+        for number in numbers:
             cfg.model.head.num_classes = number
-            assert found(cfg) == result
+            yield bool(found(cfg))
 
-    check((2, ([], [])), (1000, (key, [])))
-    cfg.train_dataloader.dataset.type = 'ImageNet'
-    check((2, ([], [])), (1000, ([], key)), (1, (key, [])))
+    assert [*wrong(1, 2, 1000)] == [True, False, True]
     (tmp_path / 'list.txt').write_text('a.jpg 0\nb.jpg 3\n')
-    cfg.train_dataloader.dataset.update(type='CustomDataset', ann_file='list.txt')
-    check((1000, ([], key)), (4, ([], [])), (3, (key, [])))  # the list may have no image of some class
+    for kind in ('CustomDataset', 'ImageNet'):
+        cfg.train_dataloader.dataset.update(type=kind, ann_file='list.txt')
+        assert [*wrong(3, 4, 1000)] == [True, False, False]  # the list may have no image of some class
 
 
 def test_data_preprocessor_counts_where_labels_are_mixed():
     cfg = make(dict(head=dict(num_classes=3)), scope='mmpretrain', data_preprocessor=dict(num_classes=1000))
-    assert found(cfg) == ([], ['data_preprocessor.num_classes'])
+    assert found(cfg) == []
     cfg.model.train_cfg = dict(augments=[dict(type='Mixup', alpha=0.2), dict(type='CutMix', num_classes=5)])
-    assert found(cfg) == (['model.train_cfg.augments.1.num_classes', 'data_preprocessor.num_classes'], [])
+    assert found(cfg) == ['model.train_cfg.augments.1.num_classes', 'data_preprocessor.num_classes']
     cfg.model.train_cfg.augments.pop()
     cfg.data_preprocessor.num_classes = 3
-    assert found(cfg) == ([], [])
+    assert found(cfg) == []
 
 
 SIGMOID = dict(type='CrossEntropyLoss', use_sigmoid=True)
@@ -183,59 +161,25 @@ SIGMOID = dict(type='CrossEntropyLoss', use_sigmoid=True)
 def test_decode_heads_of_one_output(head, classes, wrong):
     for key in ('decode_head', 'auxiliary_head'):
         cfg = make({key: dict(head, type='mmkron.KAOHead')}, classes, 'mmseg')
-        assert found(cfg)[0] == [f'model.{key}.{field}' for field in wrong]
-    cascade = found(make(dict(decode_head=[dict(head, type='FCNHead')] * 2), classes, 'mmseg'))[0]
+        assert found(cfg) == [f'model.{key}.{field}' for field in wrong]
+    cascade = found(make(dict(decode_head=[dict(head, type='FCNHead')] * 2), classes, 'mmseg'))
     assert sorted(cascade) == sorted(f'model.decode_head.{i}.{field}' for i in range(2) for field in wrong)
-
-
-def test_softmax_of_one_output_learns_nothing():
-    """The reason for the check: MMSegmentation's loss is 0, as is its gradient."""
-    losses = pytest.importorskip('mmseg.models.losses')
-    logits = torch.randn(2, 1, 4, 4, requires_grad=True)
-    loss = losses.CrossEntropyLoss()(logits, torch.zeros(2, 4, 4, dtype=torch.long), ignore_index=255)
-    (gradient,) = torch.autograd.grad(loss, logits)
-    assert float(loss) == 0
-    assert gradient.abs().max() == 0
 
 
 def test_classifier_of_one_output():
     head = dict(type='LinearClsHead', num_classes=1)
-    assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == ['model.head.loss']
+    assert found(make(dict(head=head), 1, 'mmpretrain')) == ['model.head.loss']
     head['loss'] = dict(type='CrossEntropyLoss')
-    assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == ['model.head.loss']
+    assert found(make(dict(head=head), 1, 'mmpretrain')) == ['model.head.loss']
     head['loss'] = SIGMOID
-    assert found(make(dict(head=head), 1, 'mmpretrain'))[0] == []
+    assert found(make(dict(head=head), 1, 'mmpretrain')) == []
     softmax = dict(num_classes=1, loss_cls=dict(type='CrossEntropyLoss'))  # has the background as an extra class
-    assert found(make(dict(bbox_head=softmax), 1, 'mmdet'))[0] == []
-
-
-@pytest.mark.parametrize(
-    ('loss', 'weights', 'wrong'),
-    [('loss', 3, False), ('loss', 2, True), ('loss', 4, True), ('loss_cls', 4, False), ('loss_cls', 5, True)],
-)
-def test_class_weights(loss, weights, wrong):
-    head = {'num_classes': 3, loss: dict(type='CrossEntropyLoss', class_weight=[1.0] * weights)}
-    assert found(make(dict(head=head)))[0] == [f'model.head.{loss}.class_weight'] * wrong
-
-
-def test_topk_above_the_number_of_classes():
-    head = dict(type='LinearClsHead', num_classes=3, topk=(1, 5))
-    cfg = make(dict(head=head), 3, 'mmpretrain', val_evaluator=dict(type='Accuracy', topk=(1, 3)))
-    assert found(cfg) == ([], [])  # the head's is not used
-    cfg.model.head.cal_acc = True
-    cfg.val_evaluator = [dict(type='SingleLabelMetric'), dict(type='Accuracy', topk=5)]
-    assert found(cfg)[0] == ['model.head.topk', 'val_evaluator.1.topk']
-    assert found(cfg, ('train',))[0] == ['model.head.topk']
-    from mmpretrain.evaluation import Accuracy
-
-    with pytest.raises(ValueError, match='5'):  # the reason for the check
-        Accuracy.calculate(torch.rand(2, 3), torch.zeros(2), topk=(1, 5))
+    assert found(make(dict(bbox_head=softmax), 1, 'mmdet')) == []
 
 
 def test_training_is_refused_before_anything_is_built(train_args, tmp_path, monkeypatch):
     for host in ('mmpretrain', 'mmseg', 'mmdet'):
         pytest.importorskip(host)
-    monkeypatch.setattr('mmkron.data_checks.find_missing', lambda *_: [])
     monkeypatch.setattr(launch, 'build_runner', None)
     for path, key, number in (
         ('kanet/kanet-kv_digits.py', 'model.head.num_classes', 9),
@@ -247,7 +191,7 @@ def test_training_is_refused_before_anything_is_built(train_args, tmp_path, monk
 
 
 def test_folders_of_events(tmp_path):
-    """EventFolder takes the classes of each split from the folders of train, or from those that its list is about."""
+    """EventFolder takes the classes of each split from the folders of train, or from the folders of its list."""
     for name in ('train/a', 'train/b', 'val/a', '.frames/c'):
         (tmp_path / name).mkdir(parents=True)
     head = dict(type='LinearClsHead', num_classes=2)
@@ -255,16 +199,15 @@ def test_folders_of_events(tmp_path):
     for split in ('train', 'val'):
         dataset = dict(type='mmkron.EventFolder', data_root=str(tmp_path), data_prefix=split)
         cfg[f'{split}_dataloader'] = ConfigDict(dataset=dataset)
-    assert found(cfg) == ([], [])
+    assert found(cfg) == []
     cfg.model.head.num_classes = 11
-    assert found(cfg) == (['model.head.num_classes'], [])
-    (problem,) = check_num_classes(cfg, ('val',))
-    assert problem.text.startswith(f'it is 11, but the data has 2 classes: class folders in {tmp_path}/train ')
+    (problem,) = problems(cfg, 'num_classes', ('val',))
+    assert problem.text.startswith(f'it is 11, but the data has 2 classes: class folders in {tmp_path}/train')
     cfg.val_dataloader.dataset.update(ann_file='list.txt')
-    (problem,) = check_num_classes(cfg, ('val',))
-    assert problem.text.startswith(f'it is 11, but the data has 1 classes: class folders in {tmp_path}/val ')
+    (problem,) = problems(cfg, 'num_classes', ('val',))
+    assert problem.text.startswith(f'it is 11, but the data has 1 classes: class folders in {tmp_path}/val')
     cfg.val_dataloader.dataset.metainfo = dict(classes=('a', 'b', 'c'))
-    (problem,) = check_num_classes(cfg, ('val',))
-    assert problem.text.startswith('it is 11, but the data has 3 classes: metainfo.classes ')
+    (problem,) = problems(cfg, 'num_classes', ('val',))
+    assert problem.text == 'it is 11, but the data has 3 classes: metainfo.classes'
     cfg.val_dataloader.dataset = dict(type='mmkron.EventFolder', data_root=str(tmp_path / 'nowhere'))
-    assert found(cfg, ('val',)) == ([], [])  # the data set says what is missing
+    assert found(cfg, ('val',)) == []  # the dataset says what is missing

@@ -14,9 +14,9 @@ from mmengine.dataset import ClassBalancedDataset
 from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 
-from mmkron.data_checks import files
 from mmkron.datasets import CIFAR10DVS, DVS128Gesture, event_datasets
 from mmkron.datasets.events import read_aedat2, read_aedat3, to_frames
+from support.data_checks import problems
 from support.errors import raises
 from support.tools import ROOT
 
@@ -370,11 +370,11 @@ def test_missing_data_message(tmp_path):
     root = str(tmp_path / 'data')
     for name, parts in (('CIFAR10DVS', CLASSES), ('DVS128Gesture', ('trials_to_train.txt', 'trials_to_test.txt'))):
         cfg = ConfigDict(train_dataloader=dict(dataset=dict(type=f'mmkron.{name}', data_root=root, split='train')))
-        (missing,) = files.find_missing(cfg, ['train'])
-        assert (missing.path, missing.root_key) == (root, 'train_dataloader.dataset.data_root')
-        assert f'{name} reads this layout' in files.describe_missing([missing], 'some.py')
+        (missing,) = problems(cfg, 'files', ['train'])
+        assert (missing.where, missing.option) == (root, 'train_dataloader.dataset.data_root=PATH')
+        assert missing.hints[0].startswith(f'{name} reads this layout: help(mmkron.datasets.{name})')
         os.makedirs(root, exist_ok=True)
-        assert [item.path for item in files.find_missing(cfg, ['train'])] == [f'{root}/{part}' for part in parts]
+        assert [item.where for item in problems(cfg, 'files', ['train'])] == [f'{root}/{part}' for part in parts]
         os.rmdir(root)
 
 

@@ -10,9 +10,9 @@ import pytest
 from event_files import aedat2, aedat3, nmnist, packet3
 from mmengine.config import ConfigDict
 
-from mmkron.data_checks import files
 from mmkron.datasets import EventFolder, event_folder
 from mmkron.datasets.events import Events, to_frames
+from support.data_checks import problems
 from support.errors import raises
 from support.tools import ROOT, run_training
 
@@ -127,9 +127,9 @@ def test_nmnist_as_published(tmp_path):
 def test_missing_data_message(tmp_path):
     """The launcher's check: what the config names and the disk lacks, with the layout."""
     dataset = dict(type='mmkron.EventFolder', data_root=str(tmp_path), data_prefix='train', ann_file='train.txt')
-    missing = files.find_missing(ConfigDict(train_dataloader=dict(dataset=dataset)), ['train'])
-    assert {item.path for item in missing} == {str(tmp_path / 'train'), str(tmp_path / 'train.txt')}
-    assert 'EventFolder reads this layout' in files.describe_missing(missing, 'some.py')
+    missing = problems(ConfigDict(train_dataloader=dict(dataset=dataset)), 'files', ['train'])
+    assert {item.where for item in missing} == {str(tmp_path / 'train'), str(tmp_path / 'train.txt')}
+    assert missing[0].hints[0].startswith('EventFolder reads this layout: ')
 
 
 def test_without_a_prefix(tmp_path):

@@ -82,15 +82,18 @@ def test_from_files_to_metrics(head, train_args, voc):
             assert not module.weight.requires_grad, name
 
 
-def test_label_outside_the_classes(train_args, voc):
-    """The file is named before anything is built; the loss would look up what is not there."""
+def test_label_outside_the_classes(voc, capsys):
+    """The tool names the file; the loss would look up what does not exist."""
     for folder in ('SegmentationClass', 'SegmentationClassAug'):
         for path in (voc / folder).glob('*.png'):
             labels = np.array(Image.open(path))
             labels[labels == 0] = 30
             Image.fromarray(labels).save(path)
-    with raises(LaunchError, f'{voc}/SegmentationClassAug', 30):
-        train(train_args, voc)
+    roots = [f'train_dataloader.dataset.datasets.{i}' for i in range(2)] + ['val_dataloader.dataset']
+    options = [f'{key}.data_root={voc}' for key in roots]
+    with pytest.raises(SystemExit):
+        load_tool('misc/check_data').main([str(ROOT / CONFIG.format('-kao-kv')), '--cfg-options', *options])
+    assert f': 30 in 4 ({voc}/SegmentationClassAug/' in capsys.readouterr().out
 
 
 def test_incomplete_folder(train_args, voc):

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
+from mmkron import data_checks
 from mmkron.analysis import LayerActivity, Operations, SpikeActivity, measure_activity
 from mmkron.analysis.spike_energy import AC_PJ, CONVENTIONS, MAC_PJ
 from mmkron.engine import runner as launch
@@ -263,7 +264,7 @@ def run(args: argparse.Namespace) -> None:
     cfg = cli.load_model_config(args)
     if cfg.get('val_dataloader') is None:
         raise LaunchError(f'config {args.config!r} has no val_dataloader')
-    launch.check_data(cfg, args.config, ('val',))
+    data_checks.run(cfg, args.config, ('val',))
     MMLogger.get_instance('energy', log_level='WARNING')
     with launch.environment(cfg, args):
         model = launch.build_model(cfg, args.device, SpikingConv, 'spiking layer of mmkron')
