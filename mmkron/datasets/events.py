@@ -222,26 +222,32 @@ def to_frames(
     height, width = resolve_size('size', size)
     check_segments(frames, by, duration)
     t, x, y, p = _check_events(events, height, width)
-    span = int(t.max() - t.min()) if len(t) else 0
+    segment, frames = _assign_segments(t, frames, by, duration)
+    cell = ((segment * 2 + p) * height + y) * width + x
+    counts = np.bincount(cell, minlength=frames * 2 * height * width)
+    return counts.reshape(frames, 2, height, width).astype(np.float32)
+
+
+def _assign_segments(t: np.ndarray, frames: int | None, by: str, duration: int | None) -> tuple[np.ndarray, int]:
+    """Return the segment of each event and the number of segments, for checked arguments of :func:`to_frames`."""
+    first, span = (int(t.min()), int(np.ptp(t))) if len(t) else (0, 0)
     most = min(MOST_FRAMES, max(FEW_FRAMES, len(t)))
     if duration is not None:
         frames = span // duration + 1
         if frames > most:
             raise ValueError(
                 f'duration must cut {len(t)} events into {most:,} frames at most, got {duration} and times from '
-                f'{t.min()} to {t.max()}, which are {frames:,} frames'
+                f'{first} to {first + span}, which are {frames:,} frames'
             )
-        segment = (t - t.min()) // duration if len(t) else t
-    elif frames > most:
+        return (t - first) // duration, frames
+    if frames > most:
         raise ValueError(f'frames must be at most {most:,} for {len(t)} events, got {frames}')
-    elif by == 'time':
-        segment = (t - t.min()) // max(1, span // frames) if len(t) else t
+    if by == 'time':
+        segment = (t - first) // max(1, span // frames)
     else:
         each = len(t) // frames
         segment = np.arange(len(t)) // each if each else np.full(len(t), frames - 1)
-    cell = ((np.minimum(segment, frames - 1) * 2 + p) * height + y) * width + x
-    counts = np.bincount(cell, minlength=frames * 2 * height * width)
-    return counts.reshape(frames, 2, height, width).astype(np.float32)
+    return np.minimum(segment, frames - 1), frames
 
 
 def check_segments(frames: int | None, by: str, duration: int | None) -> None:
