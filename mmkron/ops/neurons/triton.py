@@ -1,7 +1,7 @@
-"""Triton kernels of the neurons: the equations of :mod:`mmkron.ops.neurons.neuron`, a neuron's steps in registers.
+"""Triton kernels of the equations in :mod:`mmkron.ops.neurons.neuron`, with the potentials of all steps in registers.
 
-Potentials are float32, because Triton takes Python numbers as float32; float64 is left to the other form. Needs the
-package triton, which torch for CUDA brings.
+Potentials are float32, because Triton converts Python numbers to float32; float64 needs :mod:`mmkron.ops.neurons.lif`.
+This module requires the package triton, which is installed with torch for CUDA.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LANES = 1024  # neurons per program
 
 @lru_cache
 def compiled_gradient(surrogate: str) -> Any:
-    """Return the gradient of a surrogate as a function that kernels call."""
+    """Compile the gradient of a surrogate to a function that kernels can call."""
     gradient = SURROGATES[surrogate].gradient
     # Triton's interpreter requires its language among the global names of a function.
     return triton.jit(FunctionType(gradient.__code__, {**gradient.__globals__, 'tl': tl}, gradient.__name__))
 
 
 def forward_block(x: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tensor, to_the_end: bool) -> Tensor:
-    """Do as :func:`mmkron.ops.neurons.lif.forward_block`; the potentials are empty unless ``to_the_end``."""
+    """Compute :func:`mmkron.ops.neurons.lif.forward_block`; the potentials are empty unless ``to_the_end``."""
     x, start = with_unit_stride(x), None if start is None else start.contiguous()
     steps, count = x.shape
     last = x.new_empty(count if to_the_end else 0, dtype=torch.float32)
@@ -55,19 +55,19 @@ def forward_block(x: Tensor, start: Tensor | None, neuron: Neuron, spikes: Tenso
 def backward_block(
     x: Tensor, start: Tensor | None, grad: Tensor, end: Tensor | None, neuron: Neuron, grad_x: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Do as :func:`mmkron.ops.neurons.lif.backward_block`."""
+    """Compute :func:`mmkron.ops.neurons.lif.backward_block`."""
     x, grad = with_unit_stride(x), with_unit_stride(grad)
     start, end = (None if state is None else state.contiguous() for state in (start, end))
     steps, count = x.shape
     programs = triton.cdiv(count, LANES)
-    # Holds h between the walk forward and the walk back, in the memory of the gradients if that is exact enough.
+    # Contains h between the forward and the backward loop, in the memory of the gradients if they are float32.
     charged = grad_x if grad_x.dtype == torch.float32 else torch.empty_like(grad_x, dtype=torch.float32)
     grad_v = x.new_empty(count, dtype=torch.float32)
     grad_leak = x.new_zeros(programs, dtype=torch.float32) if neuron.learns_leak else None
     _backward[(programs,)](
         x,
         start,
-        grad[-1],  # the walk back begins with the last step
+        grad[-1],  # the backward loop begins with the last step
         end,
         charged,
         grad_x[-1],
@@ -152,12 +152,12 @@ def _charge_all(
     hard: tl.constexpr,
     decay_input: tl.constexpr,
 ):
-    """Store the charged potentials of all steps; return the pointers after the last step."""
+    """Store the charged potentials of all steps and return the pointers after the last step."""
     for _ in range(steps):
         h = _charge(v, _load(x_ptr, n, inside), leak, rest, decay_input)
         tl.store(charged_ptr + n, h, inside)
         v = _reset(h, threshold, rest, hard)
-        # One step at a time: the product of all steps may exceed 32 bits, which stride and count have.
+        # One step at a time, because stride and count have 32 bits, which their products with a step may exceed.
         x_ptr += stride
         charged_ptr += count
     return x_ptr, charged_ptr
