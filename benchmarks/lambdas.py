@@ -205,7 +205,7 @@ def compare_layers(times: dict[int, Figures], held: Figures) -> str:
 
 def goals(times: dict[int, Figures], held: Figures) -> str:
     """Judge the goals by the figures of two threads; peers are the public layers and the 3-D convolution."""
-    lines = []
+    rows = []
     peers = [name for name in LAYERS if name != OURS]
     figures = times[max(times)]
     for (channels, size), wanted in GOALS.items():
@@ -213,11 +213,10 @@ def goals(times: dict[int, Figures], held: Figures) -> str:
             best = min(peers, key=lambda name: figures[name, channels, size, step])
             ratio = figures[best, channels, size, step] / figures[OURS, channels, size, step]
             less = min(held[name, channels, size, step] for name in peers) / held[OURS, channels, size, step]
-            lines.append(
-                f'- **{"Met" if ratio >= goal else "Not met"}**: ({channels}, {size}), {step}: {goal} times as fast as '
-                f'the fastest peer; {ratio:.2f} times here ({best}). The smallest peer: {less:.2f} times our memory.'
-            )
-    return '\n'.join(lines)
+            case, verdict = f'({channels}, {size}), {step}', 'met' if ratio >= goal else 'not met'
+            rows.append([case, str(goal), f'{ratio:.2f}', best, verdict, f'{less:.2f}'])
+    header = ['layer, step', 'speedup, at least', 'measured', 'fastest peer', 'verdict', 'memory of the smallest peer']
+    return table(header, rows)
 
 
 def never_slower(seconds: Figures, held: Figures) -> str:
@@ -337,7 +336,7 @@ def main() -> None:
 
 {machine()}; two threads where stated.
 k 16, h 4, u 1, r {SCOPE}, float32. Medians of 5 rounds in which the layers take turns. "forward" is inference, "both" a
-training step of the layer. In brackets: ratio to ours.
+training step of the layer. In brackets: the ratio to ours. The goals are for two threads.
 
 {goals(times, held)}
 

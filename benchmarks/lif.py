@@ -136,10 +136,14 @@ def network_peak(plain: bool) -> int:
     return memory_of(partial(training_step, model, x))
 
 
-def compare_neurons(device: str, threads: tuple[int, ...]) -> tuple[str, list[str]]:
-    """A table of times, and the verdicts on the goals by the last number of threads."""
+def verdict(met: bool) -> str:
+    return 'met' if met else 'not met'
+
+
+def compare_neurons(device: str, threads: tuple[int, ...]) -> tuple[str, list[list[str]]]:
+    """Return a table of times and the rows of the goals."""
     x = torch.randn(SHAPE, device=device)
-    rows, lines = {name: [name] for name in forms()}, []
+    rows, goals = {name: [name] for name in forms()}, []
     for count in threads:
         torch.set_num_threads(count)
         for index, (step, run) in enumerate(STEPS.items()):
@@ -148,13 +152,10 @@ def compare_neurons(device: str, threads: tuple[int, ...]) -> tuple[str, list[st
                 rows[name].append(f'{1e3 * value:.1f} ({value / seconds[OURS]:.2f})')
             for peer, wanted in GOALS.items():
                 ratio = seconds[peer] / seconds[OURS]
-                verdict = 'Met' if ratio >= wanted[index] else 'Not met'
-                lines.append(
-                    f'- **{verdict}**: {step}, {count} thread(s), {device}: {wanted[index]} times as fast as {peer}; '
-                    f'{ratio:.2f} times here.'
-                )
+                goal = f'time of {peer}, {step}, {count} thread(s), {device}'
+                goals.append([goal, str(wanted[index]), f'{ratio:.2f}', verdict(ratio >= wanted[index])])
     header = ['neurons', *(f'{step} ms, {count} thread(s)' for count in threads for step in STEPS)]
-    return table(header, list(rows.values())), lines
+    return table(header, list(rows.values())), goals
 
 
 def main() -> None:
@@ -162,23 +163,19 @@ def main() -> None:
     cases = [(name, step) for name in forms() for step in STEPS]
     held = dict(in_own_processes(peak, cases))
     networks = dict(in_own_processes(network_peak, [False, True]))
-    times, lines = compare_neurons('cpu', (1, 2))
+    times, goals = compare_neurons('cpu', (1, 2))
     if torch.cuda.is_available():
         cuda, more = compare_neurons('cuda', (1,))
-        times, lines = f'{times}\n\nOn {torch.cuda.get_device_name()}:\n\n{cuda}', lines + more
+        times, goals = f'{times}\n\nOn {torch.cuda.get_device_name()}:\n\n{cuda}', goals + more
     torch.set_num_threads(1)
     x = torch.randn(2, 3, 224, 224)
     models = {plain: network(plain) for plain in (False, True)}
     seconds = medians({plain: partial(training_step, model, x) for plain, model in models.items()}, rounds=3, least=0)
     ratio = held['loop', 'both'] / held[OURS, 'both']
-    lines.append(
-        f'- **{"Met" if ratio >= 2 else "Not met"}**: at most half the memory of the loop; it takes {ratio:.2f}.'
-    )
+    goals.append(['memory of the loop, both', '2', f'{ratio:.2f}', verdict(ratio >= 2)])
     faster, smaller = seconds[True] / seconds[False], 1 - networks[False] / networks[True]
-    lines.append(
-        f'- **{"Met" if faster >= 1.3 else "Not met"}**: a training step 1.3 times as fast; {faster:.2f} here.'
-    )
-    lines.append(f'- **{"Met" if smaller >= 0.3 else "Not met"}**: with 30 % less memory; {100 * smaller:.0f} % here.')
+    goals.append(['time of HST-10-384 with the loop, both', '1.3', f'{faster:.2f}', verdict(faster >= 1.3)])
+    goals.append(['memory saved in HST-10-384, both', '30 %', f'{100 * smaller:.0f} %', verdict(smaller >= 0.3)])
     memory = [[name, *(f'{1e-6 * held[name, step]:.0f}' for step in STEPS)] for name in forms()]
     nets = [
         [name, f'{seconds[plain]:.2f}', f'{1e-6 * networks[plain]:.0f}']
@@ -186,16 +183,17 @@ def main() -> None:
     ]
     text = f"""# Spiking neurons
 
-{machine()}; two threads where it says so. float32. Medians of rounds in which the forms take turns.
-"forward" is inference, "both" a training step. In brackets: times what ours takes.
+{machine()}; two threads where stated. float32.
+Medians of rounds in which the forms take turns. "forward" is inference, "both" a training step. In brackets: the ratio
+to ours. The goals are ratios to ours, too.
 
-{chr(10).join(lines)}
+{table(['goal', 'at least', 'measured', 'verdict'], goals)}
 
 ## LIF on {SHAPE}
 
 {times}
 
-Peak memory, MB, output and what backward needs included, input excluded:
+Peak memory in MB, with the output and what the backward pass needs, without the input:
 
 {table(['neurons', *STEPS], memory)}
 

@@ -20,6 +20,7 @@ ELSEWHERE = {
     'own events': 'tests/test_datasets/test_event_folder.py',
     'converter': 'tests/test_tools/test_converter_page.py',
     'head': 'tests/test_models/test_decode_heads.py',
+    'dataset': 'tests/test_datasets/test_dataset_page.py',
 }
 
 

@@ -1,4 +1,4 @@
-"""Train a classifier or a detector with the arguments of train.py, then print its scores and draw predictions."""
+"""Train a classifier or a detector with the arguments of train.py, print its scores and draw its predictions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import torch
 from matplotlib.figure import Figure
 from mmengine.runner import Runner, load_checkpoint
 
-import train as train_tool  # it makes a checkout that is not installed importable
+import train as train_tool  # makes a checkout that is not installed importable
 from mmkron.utils import cli
 from mmkron.utils.errors import LaunchError
 
-GRID = (4, 8)  # rows and columns of the picture of a classifier
-SCENES = (3, 2)  # rows and columns of the picture of a detector
+GRID = (4, 8)  # rows and columns of the picture for a classifier
+SCENES = (3, 2)  # rows and columns of the picture for a detector
 ENLARGED = 640  # pixels of the longer side of a scene, so that boxes and names can be read
 SCORE = 0.4  # detections with a lower score are not drawn
 
 
 @torch.no_grad()
 def predict(runner: Runner) -> Iterator[tuple[dict, list]]:
-    """Yield each batch of the validation set with the samples that hold the predictions."""
+    """Yield each batch of the validation set with the samples that contain its predictions."""
     model = runner.model.eval()
     for batch in runner.val_dataloader:
         yield batch, model.val_step(batch)
 
 
 def draw(scores: np.ndarray, labels: np.ndarray, images: np.ndarray, classes: tuple[str, ...], path: Path) -> None:
-    """Draw the least certain predictions and as many others; wrong ones in red."""
+    """Draw the least certain predictions and as many others, with wrong ones in red."""
     rows, columns = GRID
     predicted, confidence = scores.argmax(1), scores.max(1)
     by_confidence = np.argsort(confidence)
@@ -50,13 +50,13 @@ def draw(scores: np.ndarray, labels: np.ndarray, images: np.ndarray, classes: tu
         axis.set_title(text, color='black' if right else 'crimson', fontsize=10)
     wrong = int((predicted != labels).sum())
     figure.suptitle(
-        f'{len(labels) - wrong} of {len(labels)} right; the {half} least certain first, then others; wrong ones in red'
+        f'{len(labels) - wrong} of {len(labels)} correct: the {half} least certain first, then others; wrong in red'
     )
     figure.savefig(path, dpi=120)
 
 
 def report_classifier(runner: Runner, picture: Path) -> dict[str, str]:
-    """Draw ``picture``, and return the top-1 accuracy on the validation set."""
+    """Draw ``picture`` and return the top-1 accuracy on the validation set."""
     scores, labels, images = [], [], []
     for batch, samples in predict(runner):
         images += [image.permute(1, 2, 0).squeeze(-1).numpy() for image in batch['inputs']]
@@ -86,7 +86,7 @@ def enlarge(image: np.ndarray, sample: Any) -> tuple[np.ndarray, Any]:
 
 
 def report_detector(runner: Runner, picture: Path) -> dict[str, str]:
-    """Draw ``picture`` with the visualizer of the host, and return the average precisions of the evaluator."""
+    """Draw ``picture`` with the visualizer of MMDetection and return the average precisions."""
     import mmcv
 
     evaluator, dataset, visualizer = runner.val_evaluator, runner.val_dataloader.dataset, runner.visualizer
@@ -121,7 +121,7 @@ REPORTS = {'mmpretrain': report_classifier, 'mmdet': report_detector}
 
 
 def check_config(args: Namespace) -> None:
-    """Raise LaunchError for a config that would fail only after the training."""
+    """Raise LaunchError unless a demo can report on a training with this config."""
     cfg = train_tool.merge_args(cli.load_config(args), args)
     scope = cfg.get('default_scope')
     if scope not in REPORTS:
@@ -132,7 +132,7 @@ def check_config(args: Namespace) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Train, and report on the best checkpoint."""
+    """Train a model and report on its best checkpoint."""
     check_config(args)
     runner = train_tool.train(args)
     best = runner.message_hub.get_info('best_ckpt')

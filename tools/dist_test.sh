@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Start one process per GPU, or gloo processes on a machine without GPUs, on one machine or several.
+# Start one process per GPU on one or several machines. Without GPUs, the processes communicate through gloo.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then
-    echo "usage: [NNODES=1] [NODE_RANK=0] [MASTER_ADDR=127.0.0.1] [PORT=29500] $0 CONFIG CHECKPOINT GPUS [test.py arguments]" >&2
+    echo "usage: [NNODES=1] [NODE_RANK=0] [MASTER_ADDR=127.0.0.1] [PORT=29500]" \
+        "$0 CONFIG CHECKPOINT GPUS [test.py arguments]" >&2
     exit 2
 fi
 

@@ -3,11 +3,12 @@
 set -euo pipefail
 
 if [ $# -lt 4 ]; then
-    echo "usage: [GPUS=8] [GPUS_PER_NODE=8] [CPUS_PER_TASK=5] [SRUN_ARGS=] $0 PARTITION JOB_NAME CONFIG CHECKPOINT [test.py arguments]" >&2
+    echo "usage: [GPUS=8] [GPUS_PER_NODE=8] [CPUS_PER_TASK=5] [SRUN_ARGS=]" \
+        "$0 PARTITION JOB_NAME CONFIG CHECKPOINT [test.py arguments]" >&2
     exit 2
 fi
 
-# SRUN_ARGS may hold several arguments, so it is split at blanks on purpose.
+# SRUN_ARGS is not quoted, because it may contain several arguments.
 # shellcheck disable=SC2086
 exec srun -p "$1" \
     --job-name="$2" \

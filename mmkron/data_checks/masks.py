@@ -38,8 +38,8 @@ def _problems(data: Data, find: Callable, parts: int = 0) -> Iterator[Problem]:
         return  # missing, remote or refused by the host
     if built.ann_file and not osp.isfile(built.ann_file):
         return
-    pairs = [(item['img_path'], item['seg_map_path']) for item in built.load_data_list()]
-    pairs = pairs[:: len(pairs) // parts or 1] if parts else pairs
+    items = built.load_data_list()
+    pairs = [(item['img_path'], item['seg_map_path']) for item in items[:: (parts and len(items) // parts) or 1]]
     steps = [step for _, step in find_dicts(data.config.get('pipeline')) if type_name(step) == 'LoadAnnotations']
     folder, source = osp.abspath(built.data_prefix['seg_map_path']), f'{data.key}.data_prefix'
     for text, warning in find(data, built, pairs, next(iter(steps), None)):
@@ -85,8 +85,7 @@ def _value_faults(built: Any, heads: list[dict], seen: dict[int, list[str]]) -> 
     outputs = [output_classes(head) for head in heads]
     classes = len(built.metainfo.get('classes') or ())
     number = max([classes, *(output for output in outputs if not classes or output == 2)])
-    ignored = {head.get('ignore_index', 255) for head in heads or ({},)}
-    labels = {value: _label(built, value) for value in seen}
+    ignored, labels = {head.get('ignore_index', 255) for head in heads or ({},)}, {v: _label(built, v) for v in seen}
     wrong = sorted(value for value, label in labels.items() if not 0 <= label < number and ignored != {label})
     if wrong and number:
         shown = first_three(f'{value} in {len(seen[value])} ({seen[value][0]})' for value in wrong)

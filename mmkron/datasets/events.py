@@ -1,7 +1,7 @@
-"""Events of a dynamic vision sensor: readers of three byte formats, and frames of counts.
+"""Read the events of a dynamic vision sensor from three file formats and count them in frames.
 
-A reader decodes a whole file with NumPy. It raises ValueError with the byte offset for a damaged file, and warns of
-times that run backwards or pause for more than a minute, with their number and the first three.
+A reader decodes a whole file with NumPy. It raises ValueError with the byte offset if the file is damaged, and warns if
+times run backwards or pause for more than a minute, with the number and the first three of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from mmkron.utils.checks import check_choice, check_int, resolve_size
 
 RULES = ('number', 'time')
-MOST_FRAMES = 10_000  # one wrong time in a file could otherwise exhaust the memory
-FEW_FRAMES = 100  # more than these need an event per frame on average
+MOST_FRAMES = 10_000  # otherwise, one wrong time in a file could exhaust the memory
+FEW_FRAMES = 100  # more frames require at least one event per frame on average
 LONG_PAUSE = 60_000_000  # microseconds
 
 _HEADER_END = b'#!END-HEADER\r\n'
@@ -61,13 +61,13 @@ def read_aedat2(path: str | os.PathLike) -> Events:
 
     After header lines that begin with ``#``, each event is two big-endian 32-bit integers, an address and a signed
     time. The address holds the polarity in bit 0, the sensor's x in bits 1 to 7 and its y in bits 8 to 14. Bit 15 marks
-    an external event, which has no pixel: such events are dropped with a warning. As is usual for these data, the image
-    is turned (``x = 127 - y``, ``y = 127 - x``) and the polarity is ``1 - bit 0``. After an overflow of the clock, from
+    an external event, which has no pixel: such events are dropped with a warning. As usual for these data, the image
+    has ``x = 127 - y`` and ``y = 127 - x``, and the polarity is ``1 - bit 0``. After an overflow of the clock, from
     2^31 - 1 to -2^31, 2^32 is added to all later times.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is empty, of another version, without a whole header, has an address of more than 16
+        OSError: If the file cannot be read.
+        ValueError: If the file is empty, has another version, no complete header or an address of more than 16
             bits, or ends within an event.
     """
     data = _read(path)
@@ -83,7 +83,7 @@ def read_aedat2(path: str | os.PathLike) -> Events:
     address, time = _records(path, data, start, np.dtype('>u4'), 2, 'events of 8 bytes').astype(np.uint32).T
     _check_all(path, address < 1 << 16, lambda i: start + 8 * i, 'an address of more than 16 bits', address)
     external = address >> 15 == 1
-    _warn(path, external, lambda i: start + 8 * i, 'are external (bit 15) and left out; addresses', address)
+    _warn(path, external, lambda i: start + 8 * i, 'are external (bit 15) and skipped; addresses', address)
     t = time.view(np.int32).astype(np.int64)
     t += (np.diff(t, prepend=t[:1]) < -(1 << 31)).cumsum() << 32
     kept = np.flatnonzero(~external)
@@ -103,7 +103,7 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
 
     Args:
         path: The file.
-        size: The sensor's side or (H, W).
+        size: Side of the sensor or (H, W).
 
     Raises:
         OSError: If the file cannot be read.
@@ -133,7 +133,7 @@ def read_aedat3(path: str | os.PathLike, size: int | Sequence[int] = 128) -> Eve
 
 
 def _read_packets(path: str | os.PathLike, data: bytes, start: int) -> tuple[np.ndarray, ...]:
-    """Return the two words of all events of pixels, and the offset, count and overflows of their packets."""
+    """Return the two words of all pixel events, and the offset, count and overflows of their packets."""
     words, packets = [np.empty((0, 2), '<u4')], []
     while start < len(data):
         if len(data) - start < _PACKET_HEADER.itemsize:
@@ -168,10 +168,10 @@ def read_nmnist(path: str | os.PathLike, size: int | Sequence[int] = 34) -> Even
 
     Args:
         path: The file.
-        size: The sensor's side or (H, W), at most (240, 256).
+        size: Side of the sensor or (H, W), at most (240, 256).
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: If the file cannot be read.
         ValueError: If ``size`` is larger than the format allows, the file is empty or ends within an event, or an event
             is outside of the sensor.
     """
@@ -198,14 +198,14 @@ def to_frames(
 ) -> np.ndarray:
     """Count the events of each polarity at each pixel in consecutive segments.
 
-    A fixed number M of ``frames`` has floor(N / M) events each with ``by='number'``, or at least 1 and otherwise
-    floor((last - first) / M) microseconds each with ``by='time'``; the last frame takes the rest. With ``duration``,
-    windows of this length start at the first event, at least one and as many as needed. A segment without events is a
-    frame of zeros.
+    With ``frames``, each of M segments has floor(N / M) events for ``by='number'``, or floor((last - first) / M)
+    microseconds, but at least 1, for ``by='time'``; the last segment takes the rest. With ``duration``, windows of this
+    length begin at the first event; there are as many as needed, and at least one. A segment without events is a frame
+    of zeros.
 
     Args:
         events: N events, in any order of their times.
-        size: The sensor's side or (H, W).
+        size: Side of the sensor or (H, W).
         frames: T, the number of frames.
         by: ``number`` or ``time``. Only with ``frames``.
         duration: Length of a window in microseconds.
@@ -222,26 +222,32 @@ def to_frames(
     height, width = resolve_size('size', size)
     check_segments(frames, by, duration)
     t, x, y, p = _check_events(events, height, width)
-    span = int(t.max() - t.min()) if len(t) else 0
+    segment, frames = _assign_segments(t, frames, by, duration)
+    cell = ((segment * 2 + p) * height + y) * width + x
+    counts = np.bincount(cell, minlength=frames * 2 * height * width)
+    return counts.reshape(frames, 2, height, width).astype(np.float32)
+
+
+def _assign_segments(t: np.ndarray, frames: int | None, by: str, duration: int | None) -> tuple[np.ndarray, int]:
+    """Return the segment of each event and the number of segments, for checked arguments of :func:`to_frames`."""
+    first, span = (int(t.min()), int(np.ptp(t))) if len(t) else (0, 0)
     most = min(MOST_FRAMES, max(FEW_FRAMES, len(t)))
     if duration is not None:
         frames = span // duration + 1
         if frames > most:
             raise ValueError(
                 f'duration must cut {len(t)} events into {most:,} frames at most, got {duration} and times from '
-                f'{t.min()} to {t.max()}, which are {frames:,} frames'
+                f'{first} to {first + span}, which are {frames:,} frames'
             )
-        segment = (t - t.min()) // duration if len(t) else t
-    elif frames > most:
+        return (t - first) // duration, frames
+    if frames > most:
         raise ValueError(f'frames must be at most {most:,} for {len(t)} events, got {frames}')
-    elif by == 'time':
-        segment = (t - t.min()) // max(1, span // frames) if len(t) else t
+    if by == 'time':
+        segment = (t - first) // max(1, span // frames)
     else:
         each = len(t) // frames
         segment = np.arange(len(t)) // each if each else np.full(len(t), frames - 1)
-    cell = ((np.minimum(segment, frames - 1) * 2 + p) * height + y) * width + x
-    counts = np.bincount(cell, minlength=frames * 2 * height * width)
-    return counts.reshape(frames, 2, height, width).astype(np.float32)
+    return np.minimum(segment, frames - 1), frames
 
 
 def check_segments(frames: int | None, by: str, duration: int | None) -> None:

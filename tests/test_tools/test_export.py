@@ -277,6 +277,8 @@ def test_check_of_spikes():
     with pytest.raises(LaunchError, match=r'nothing is written: at input \(1, 4\)'):
         TOOL.check(Neurons(0), Neurons(0.5), [x], 1e-3)
     TOOL.check(Neurons(1e-9), lambda x: (torch.full_like(x, 0.5),), [x], 1e-3)
+    model = Neurons(0)
+    TOOL.check(model, lambda x: (model(x)[0] - (x == 0) / 2,), [x, x + 1], 1e-3)  # another input agrees
 
 
 @pytest.mark.parametrize('got', [torch.zeros(1, 3), torch.full((1, 4), np.nan), torch.full((1, 4), 1.01)])

@@ -115,18 +115,6 @@ def test_annotations_describe_the_maps(made, split):
         np.testing.assert_array_equal(classes, expected)
 
 
-def test_samples_show_the_classes(made):
-    picture = pixels(made / 'samples.png')
-    assert picture.shape[0] > 300
-    assert picture.shape[1] > 600
-    coco = json.loads((made / 'annotations/instances_val.json').read_text())
-    import matplotlib
-
-    for k in {annotation['category_id'] for annotation in coco['annotations']}:
-        color = np.rint(255 * np.array(matplotlib.colormaps['tab10'].colors[k - 1]))
-        assert (np.abs(picture[..., :3] - color).max(-1) <= 1).sum() > 50
-
-
 # --------------------------------------------------------------------------------------------------------------- scenes
 
 

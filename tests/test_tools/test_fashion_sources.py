@@ -187,7 +187,6 @@ def refusal(tool, capsys, *argv) -> str:
         ('--objects 5 4', '--objects must be 1 <= MIN <= MAX <= 254, got (5, 4)'),
         ('--objects 0 4', '--objects must be 1 <= MIN <= MAX <= 254, got (0, 4)'),
         ('--objects 1 255', '--objects must be 1 <= MIN <= MAX <= 254, got (1, 255)'),
-        ('--clutter -1', '--clutter must be at least 0, got -1'),
         ('--scale 2 1', '--scale must be 0.25 <= MIN <= MAX, got (2.0, 1.0)'),
         ('--scale 0 1', '--scale must be 0.25 <= MIN <= MAX, got (0.0, 1.0)'),
         ('--scale 1 nan', '--scale must be 0.25 <= MIN <= MAX, got (1.0, nan)'),
