@@ -197,6 +197,8 @@ def check(model: nn.Module, run: Callable[[Tensor], Sequence[Tensor]], inputs: I
         what = f'nothing is written: at input {tuple(x.shape)} the file'
         hint = 'see --dynamic and --tolerance, and docs/export.md for what fixes the size'
         actual, expected = attempt(f'{what} fails ({hint})', run, x), model(x)
+        if len(actual) != len(expected):
+            raise LaunchError(f'{what} has {len(actual)} outputs, and the model {len(expected)}')
         try:
             for theirs, ours in zip(actual, expected):
                 torch.testing.assert_close(theirs, ours, rtol=0, atol=rtol * float(ours.abs().max()))
