@@ -1,10 +1,11 @@
-"""The composed scenes: what the files hold, how the hosts read them, and what is refused."""
+"""The composed scenes: the contents of the files, and how the hosts read them."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.registry import DefaultScope
 from PIL import Image
 
 from support.tools import load_tool
@@ -12,7 +13,7 @@ from support.tools import load_tool
 pytest.importorskip('pycocotools', reason='the masks of the COCO set are encoded by pycocotools')
 
 SIZE = (65, 90)
-COUNTS = {'train': 5, 'val': 4}
+OPTIONS = '--source digits --size 65 90 --objects 4 7'.split()
 
 
 @pytest.fixture(scope='module')
@@ -24,8 +25,7 @@ def tool():
 def made(tool, tmp_path_factory):
     """A small set of digits, which scikit-learn has everywhere."""
     out = tmp_path_factory.mktemp('scenes') / 'set'
-    size = [str(n) for n in SIZE]
-    tool.main([str(out), '--source', 'digits', '--size', *size, '--train', '5', '--val', '4', '--objects', '4', '7'])
+    tool.main([str(out), *OPTIONS, '--train', '5', '--val', '4'])
     return out
 
 
@@ -43,39 +43,24 @@ def disk(radius: float = 10.0, value: int = 255) -> np.ndarray:
     return np.where(y**2 + x**2 <= radius**2, value, 0).astype(np.uint8)
 
 
-def disks(tool, **kwargs):
-    return tool.Sprites(np.stack([disk(**kwargs)]), np.array([3], np.uint8), solid=True)
+def disks(tool):
+    return tool.Sprites(np.stack([disk()]), np.array([3], np.uint8), solid=True)
 
 
-# -------------------------------------------------------------------------------------------------- what the files hold
+# ------------------------------------------------------------------------------------------------ contents of the files
 
 
 def test_layout(made):
     stems = [f'{n:06d}' for n in range(1, 10)]
     wanted = {f'JPEGImages/{stem}.jpg' for stem in stems}
     wanted |= {f'Segmentation{kind}/{stem}.png' for kind in ('Class', 'Object') for stem in stems}
-    wanted |= {f'ImageSets/Segmentation/{split}.txt' for split in ('train', 'val', 'trainval')}
-    wanted |= {'annotations/instances_train.json', 'annotations/instances_val.json', 'samples.png'}
-    wanted |= {'annotations/classes.txt', 'ImageSets/Segmentation/classes.txt'}
-    assert set(content(made)) == wanted
-    lists = {
-        split: (made / f'ImageSets/Segmentation/{split}.txt').read_text() for split in ('train', 'val', 'trainval')
-    }
-    assert lists['train'].split() == stems[:5]
-    assert lists['val'].split() == stems[5:]
-    assert lists['trainval'] == lists['train'] + lists['val']
+    wanted |= {f'ImageSets/Segmentation/{name}.txt' for name in ('train', 'val', 'trainval', 'classes')}
+    wanted |= {f'annotations/{name}' for name in ('instances_train.json', 'instances_val.json', 'classes.txt')}
+    assert set(content(made)) == wanted | {'samples.png'}
+    for split, names in (('train', stems[:5]), ('val', stems[5:]), ('trainval', stems)):
+        assert (made / f'ImageSets/Segmentation/{split}.txt').read_text().split() == names
     assert (made / 'annotations/classes.txt').read_text().split() == list('0123456789')
-    assert (made / 'ImageSets/Segmentation/classes.txt').read_text().split() == ['background', *'0123456789']
     assert [path.name for path in made.parent.iterdir()] == ['set']  # no temporary folder is left
-
-    image = Image.open(made / 'JPEGImages/000001.jpg')
-    assert (image.format, image.mode, image.size) == ('JPEG', 'RGB', SIZE[::-1])
-    assert image.quantization[0][0] == 2  # quality 95
-    for kind in ('Class', 'Object'):
-        image = Image.open(made / f'Segmentation{kind}/000001.png')
-        assert (image.mode, image.size) == ('P', SIZE[::-1])
-        palette = np.reshape(image.getpalette()[: 3 * 6], (-1, 3)).tolist()
-        assert palette == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128], [128, 0, 128]]
 
 
 def test_palette_is_that_of_voc(tool):
@@ -103,35 +88,20 @@ def test_annotations_describe_the_maps(made, split):
         assert 1 <= len(annotations) <= 7
         expected = np.zeros_like(classes)
         for i, annotation in enumerate(annotations):
-            assert set(annotation) == {'id', 'image_id', 'category_id', 'bbox', 'area', 'segmentation', 'iscrowd'}
             assert annotation['iscrowd'] == 0
             mask = objects == i + 1
             np.testing.assert_array_equal(coco_mask.decode(annotation['segmentation']), mask)
             assert annotation['area'] == mask.sum() > 0
             y, x = np.nonzero(mask)
-            tight = [x.min(), y.min(), x.max() - x.min() + 1, y.max() - y.min() + 1]
-            assert annotation['bbox'] == tight
+            assert annotation['bbox'] == [x.min(), y.min(), x.max() - x.min() + 1, y.max() - y.min() + 1]
             expected[mask] = annotation['category_id']
         np.testing.assert_array_equal(classes, expected)
-
-
-def test_samples_show_the_classes(made):
-    picture = pixels(made / 'samples.png')
-    assert picture.shape[0] > 300
-    assert picture.shape[1] > 600
-    coco = json.loads((made / 'annotations/instances_val.json').read_text())
-    import matplotlib
-
-    for k in {annotation['category_id'] for annotation in coco['annotations']}:
-        color = np.rint(255 * np.array(matplotlib.colormaps['tab10'].colors[k - 1]))
-        assert (np.abs(picture[..., :3] - color).max(-1) <= 1).sum() > 50
 
 
 # --------------------------------------------------------------------------------------------------------------- scenes
 
 
-@pytest.mark.parametrize('size', [(33, 47), (32, 32), (61, 200), (200, 61), (600, 1000)])
-@pytest.mark.parametrize('solid', [True, False])
+@pytest.mark.parametrize(('size', 'solid'), [((32, 32), True), ((61, 200), False), ((600, 1000), True)])
 def test_scenes_of_any_size(tool, size, solid):
     sprites = disks(tool)._replace(solid=solid)
     for seed in range(1 if max(size) > 500 else 6):
@@ -144,39 +114,36 @@ def test_scenes_of_any_size(tool, size, solid):
 
 
 def test_every_object_is_at_least_half_visible(tool):
-    given_up, hidden, cut = 0, 0, 0
-    for seed in range(20):
+    omitted, hidden, cut = 0, 0, 0
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         scene = tool.compose_scene(disks(tool), rng, (80, 72), objects=(15, 15), clutter=0, scale=(1.5, 1.5))
         visible = np.bincount(scene.object_map.ravel(), minlength=len(scene.labels) + 1)[1:]
-        # Turned disks are all of the same area, which the tool's own areas must agree with.
+        # Rotated disks have equal areas, with which the tool's own areas must agree.
         np.testing.assert_allclose(scene.areas, np.pi * (1.5 * 10) ** 2, rtol=0.05)
         assert (2 * visible >= scene.areas).all()
         assert visible[-1] >= 0.7 * scene.areas[-1]  # nothing covers the last one, so only the border cuts it
-        given_up += 15 - len(scene.labels)
+        omitted += 15 - len(scene.labels)
         hidden += (visible < scene.areas).sum()
         cut += (visible[-1] < scene.areas[-1]).sum()
         assert scene.labels == [3] * len(scene.labels)
         np.testing.assert_array_equal(scene.class_map, np.where(scene.object_map > 0, 4, 0))
-    assert given_up > 20
-    assert hidden > 20
-    assert 0 < cut < 20
+    assert omitted > 10
+    assert hidden > 10
+    assert 0 < cut < 10
 
 
-def test_the_first_object_always_finds_a_place(tool, monkeypatch):
-    monkeypatch.setattr(tool, 'OVERHANG', 0.9)
-    monkeypatch.setattr(tool, 'TRIES', 2)
-    for seed in range(30):
-        scene = tool.compose_scene(disks(tool), np.random.default_rng(seed), (40, 40), objects=(1, 1))
-        assert scene.labels == [3]
-
-
-def test_number_of_objects(tool):
+def test_number_of_objects(tool, monkeypatch):
     counts = set()
     for seed in range(30):
         rng = np.random.default_rng(seed)
         counts.add(len(tool.compose_scene(disks(tool), rng, (300, 300), objects=(2, 4), scale=(0.5, 0.5)).labels))
     assert counts == {2, 3, 4}
+    # The first object is placed even where the tool rejects every position that it tries.
+    monkeypatch.setattr(tool, 'OVERHANG', 0.9)
+    monkeypatch.setattr(tool, 'TRIES', 2)
+    for seed in range(30):
+        assert tool.compose_scene(disks(tool), np.random.default_rng(seed), (40, 40), objects=(1, 1)).labels == [3]
 
 
 def test_image_is_background_and_objects_that_stand_out(tool):
@@ -197,8 +164,8 @@ def test_image_is_background_and_objects_that_stand_out(tool):
     assert len(hues) == 10
 
 
-@pytest.mark.parametrize('under', [(0, 0, 0), (128, 128, 128), (255, 255, 255), (200, 40, 40), (60, 180, 120)])
-def test_tints_differ_from_what_they_cover(tool, under):
+@pytest.mark.parametrize('under', [(0, 0, 0), (128, 128, 128), (255, 255, 255), (200, 40, 40)])
+def test_tints_differ_from_the_background(tool, under):
     rng = np.random.default_rng(0)
     tints = np.array([tool.pick_tint(rng, np.array(under)) for _ in range(200)])
     np.testing.assert_allclose(tints.max(1), 255)
@@ -207,7 +174,7 @@ def test_tints_differ_from_what_they_cover(tool, under):
 
 
 def test_texture_stays(tool):
-    """A sprite with a dark half: both halves are of the object, and the dark one is the darker."""
+    """Both halves of a sprite with a dark half belong to the object, and the dark one stays dark."""
     image = disk()
     image[:14] //= 4
     texture, alpha = tool.transform(image, solid=True, scale=2.0, angle=0.0, flip=False)
@@ -219,41 +186,27 @@ def test_texture_stays(tool):
     assert mirrored[21, 34] == pytest.approx(63 / 255)
 
 
-@pytest.mark.parametrize(('solid', 'filled'), [(True, True), (False, False)])
-def test_holes_belong_to_garments_only(tool, solid, filled):
-    ring = disk(12) - disk(6)
-    _, alpha = tool.transform(ring, solid=solid, scale=1.0, angle=0.0, flip=False)
-    assert (alpha[12, 12] == 1) == filled
+@pytest.mark.parametrize('solid', [True, False])
+def test_only_garments_have_filled_holes(tool, solid):
+    _, alpha = tool.transform(disk(12) - disk(6), solid=solid, scale=1.0, angle=0.0, flip=False)
+    assert (alpha[12, 12] == 1) == solid
     assert alpha[12, 2] == 1
 
 
-def test_faint_noise_around_a_garment_is_cut_off(tool):
-    noisy = np.maximum(disk(), tool.INK)
-    _, alpha = tool.transform(noisy, solid=True, scale=1.0, angle=0.0, flip=False)
+def test_faint_noise_around_a_garment_is_removed(tool):
+    _, alpha = tool.transform(np.maximum(disk(), tool.INK), solid=True, scale=1.0, angle=0.0, flip=False)
     np.testing.assert_array_equal(alpha > 0.5, disk()[4:24, 4:24] > 0)
-
-
-def test_no_clutter_is_a_smooth_background(tool):
-    def roughness(clutter):
-        image = tool.make_background(np.random.default_rng(3), (128, 128), clutter).astype(float)
-        return np.abs(np.diff(image, axis=1)).max()
-
-    assert roughness(0) < 60 < roughness(8)
 
 
 # ------------------------------------------------------------------------------------------------------ reproducibility
 
 
-def test_same_arguments_make_the_same_bytes(tool, made, tmp_path):
-    common = [str(tmp_path / 'a'), '--source', 'digits', '--size', '65', '90', '--objects', '4', '7']
-    tool.main([*common, '--train', '5', '--val', '4'])
-    assert content(tmp_path / 'a') == content(made)
-
-
-def test_a_scene_does_not_depend_on_their_number_but_on_the_seed(tool, made, tmp_path):
-    common = ['--source', 'digits', '--size', '65', '90', '--objects', '4', '7', '--val', '1']
-    tool.main([str(tmp_path / 'fewer'), *common, '--train', '2'])
-    tool.main([str(tmp_path / 'other'), *common, '--train', '2', '--seed', '1'])
+def test_a_scene_depends_on_the_seed_alone(tool, made, tmp_path):
+    """Equal arguments give equal bytes; another number of scenes leaves a scene as it is, another seed does not."""
+    tool.main([str(tmp_path / 'same'), *OPTIONS, '--train', '5', '--val', '4'])
+    assert content(tmp_path / 'same') == content(made)
+    tool.main([str(tmp_path / 'fewer'), *OPTIONS, '--val', '1', '--train', '2'])
+    tool.main([str(tmp_path / 'other'), *OPTIONS, '--val', '1', '--train', '2', '--seed', '1'])
     for pattern in ('JPEGImages/{}.jpg', 'SegmentationClass/{}.png', 'SegmentationObject/{}.png'):
         # Validation begins after the training scenes: as number 3 here, as number 6 there.
         for here, there in (('000001', '000001'), ('000002', '000002'), ('000003', '000006')):
@@ -265,54 +218,26 @@ def test_a_scene_does_not_depend_on_their_number_but_on_the_seed(tool, made, tmp
 # --------------------------------------------------------------------------------------------------- the hosts' readers
 
 
-def test_coco_and_its_evaluation(made, capsys):
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    path = made / 'annotations/instances_val.json'
-    coco = COCO(str(path))
-    for annotation in coco.loadAnns(coco.getAnnIds()):
-        objects = pixels(made / f'SegmentationObject/{annotation["image_id"]:06d}.png')
-        index = annotation['id'] - min(coco.getAnnIds(annotation['image_id'])) + 1
-        np.testing.assert_array_equal(coco.annToMask(annotation), objects == index)
-
-    keys = ('image_id', 'category_id', 'bbox', 'segmentation')
-    annotations = json.loads(path.read_text())['annotations']
-    for kind in ('bbox', 'segm'):
-        kept = [key for key in keys if kind == 'segm' or key != 'segmentation']
-        found = coco.loadRes([{**{key: one[key] for key in kept}, 'score': 0.9} for one in annotations])
-        evaluation = COCOeval(coco, found, kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-        assert evaluation.stats[0] == pytest.approx(1.0)
-
-
-@pytest.fixture
-def mmseg_datasets():
-    pytest.importorskip('mmcv._ext', reason='mmseg needs the compiled operators of mmcv')
-    return pytest.importorskip('mmseg.datasets')
-
-
 @pytest.mark.parametrize('name', ['PascalVOCDataset', 'BaseSegDataset'])
-def test_mmseg_reads_the_voc_layout(made, mmseg_datasets, name):
-    from mmengine.registry import DefaultScope
-
-    classes = ('background', *'0123456789')
-    own = {} if name == 'PascalVOCDataset' else dict(img_suffix='.jpg', seg_map_suffix='.png')
+def test_mmseg_reads_the_voc_layout(made, name):
+    pytest.importorskip('mmcv._ext', reason='mmseg needs the compiled operators of mmcv')
+    datasets = pytest.importorskip('mmseg.datasets')
+    own = {}
     if name == 'BaseSegDataset':
-        names = str(made / 'ImageSets/Segmentation/classes.txt')
-        own['metainfo'] = dict(classes=names, palette=[[k, k, k] for k in range(len(classes))])
+        metainfo = dict(
+            classes=str(made / 'ImageSets/Segmentation/classes.txt'), palette=[[k, k, k] for k in range(11)]
+        )
+        own = dict(img_suffix='.jpg', seg_map_suffix='.png', metainfo=metainfo)
     with DefaultScope.overwrite_default_scope('mmseg'):
-        dataset = getattr(mmseg_datasets, name)(
+        dataset = getattr(datasets, name)(
             ann_file='ImageSets/Segmentation/val.txt',
             data_root=str(made),
             data_prefix=dict(img_path='JPEGImages', seg_map_path='SegmentationClass'),
             pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')],
             **own,
         )
-        assert name == 'PascalVOCDataset' or dataset.metainfo['classes'] == list(classes)
-        assert len(dataset) == COUNTS['val']
+        assert name == 'PascalVOCDataset' or dataset.metainfo['classes'] == ['background', *'0123456789']
+        assert len(dataset) == 4
         for sample, stem in zip(dataset, ('000006', '000007', '000008', '000009')):
             truth = sample['data_samples'].gt_sem_seg.data.numpy()
             np.testing.assert_array_equal(truth[0], pixels(made / f'SegmentationClass/{stem}.png'))
@@ -323,8 +248,6 @@ def test_mmseg_reads_the_voc_layout(made, mmseg_datasets, name):
 def test_mmdet_reads_the_coco_file(made):
     pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
     datasets = pytest.importorskip('mmdet.datasets')
-    from mmengine.registry import DefaultScope
-
     coco = json.loads((made / 'annotations/instances_train.json').read_text())
     with DefaultScope.overwrite_default_scope('mmdet'):
         dataset = datasets.CocoDataset(
@@ -339,7 +262,7 @@ def test_mmdet_reads_the_coco_file(made):
                 dict(type='PackDetInputs'),
             ],
         )
-        assert len(dataset) == COUNTS['train']
+        assert len(dataset) == 5
         for sample in dataset:
             truth = sample['data_samples'].gt_instances
             image_id = sample['data_samples'].img_id
