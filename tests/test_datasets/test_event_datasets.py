@@ -74,9 +74,6 @@ def reads(monkeypatch):
     return paths
 
 
-# ------------------------------------------------------------------------------------------------------- CIFAR10-DVS
-
-
 def test_cifar_lexicographic(cifar):
     """As text, 8 and 9 are the last of 0 to 19; hidden files, which macOS writes, are not recordings."""
     for file in list((cifar / 'airplane').iterdir()):
@@ -111,7 +108,7 @@ def test_cifar_sample(cifar):
 
 
 def test_cifar_incomplete(cifar, monkeypatch):
-    """Fewer recordings than the data set has cause a warning, since the split differs; a class without any, an error."""
+    """Too few recordings cause a warning, since the split differs; a class without any, an error."""
     logged = []
     monkeypatch.setattr(event_datasets, 'print_log', lambda text, **_: logged.append(text))
     CIFAR10DVS(str(cifar))
@@ -125,9 +122,6 @@ def test_cifar_incomplete(cifar, monkeypatch):
         CIFAR10DVS(str(cifar))
     with raises(FileNotFoundError, 'data_root', str(cifar / 'gone/truck')):
         CIFAR10DVS(str(cifar / 'gone'))
-
-
-# ---------------------------------------------------------------------------------------------------- DVS128 Gesture
 
 
 def test_gesture_windows(gesture):
@@ -184,11 +178,8 @@ def test_gesture_bad_labels(gesture, line):
         DVS128Gesture(str(gesture), 'test')
 
 
-# ------------------------------------------------------------------------------------------------------------- cache
-
-
 def test_cache(cifar, monkeypatch):
-    """Frames are read from the cache, which is rebuilt when it is damaged, of another shape, or older than the events."""
+    """The cache is read, and rebuilt when it is damaged, of another shape, or older than the events."""
     dataset = CIFAR10DVS(str(cifar), 'test', frames=4)
     frames = dataset[0]['img']
     path, source = cifar / 'frames/number4' / f'{AIRPLANE.format(8)}.npz', cifar / AIRPLANE.format(8)
@@ -293,9 +284,6 @@ def test_cache_of_names_that_differ_in_their_suffix(gesture):
         assert (second[:, 1, 6, 5].tolist(), second.sum()) == ([100, 100], 200)
         assert not np.array_equal(first, second)
     assert len(cached(gesture / 'frames')) == 2
-
-
-# ------------------------------------------------------------------------------------------------------------ errors
 
 
 def test_damaged_recordings(cifar, gesture):

@@ -13,7 +13,7 @@ from support.tools import load_tool
 pytest.importorskip('pycocotools', reason='the masks of the COCO set are encoded by pycocotools')
 
 SIZE = (65, 90)
-OPTIONS = '--source digits --size 65 90 --objects 4 7'.split()
+OPTIONS = ['--source', 'digits', '--size', '65', '90', '--objects', '4', '7']
 
 
 @pytest.fixture(scope='module')
