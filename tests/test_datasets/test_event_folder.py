@@ -240,14 +240,16 @@ def test_files_that_are_not_frames(tmp_path, monkeypatch, rule):
     """Each error names the file; nothing is unpickled."""
     monkeypatch.chdir(tmp_path)
     path = put_frames(tmp_path)
+    path.touch()
+    dataset = EventFolder(str(tmp_path), 'train', size=(6, 8), **rule)
     for data in NOT_FRAMES:
         path.write_bytes(data)
         with raises(ValueError, f'frame file {str(path)!r}'):
-            EventFolder(str(tmp_path), 'train', size=(6, 8), **rule)[0]
+            dataset[0]
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('frames.npy', claim((10**12, 2, 6, 8)))
     with raises(ValueError, f'frame file {str(path)!r}'):
-        EventFolder(str(tmp_path), 'train', size=(6, 8), **rule)[0]
+        dataset[0]
     assert not (tmp_path / 'unpickled').exists()
 
 
