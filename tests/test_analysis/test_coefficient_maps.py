@@ -1,4 +1,4 @@
-"""The weights of positions against the operators, and against numbers worked out by hand."""
+"""The weights of positions against the operators, and against numbers computed by hand."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from mmkron.analysis import position_weights
 from mmkron.layers import KroneckerAttention2d
-from support.errors import raises
 
 MODES = ['dense', 'pooled', 'kv', 'qkv']
 
@@ -19,7 +18,7 @@ def tensor(*shape, seed=0):
 @pytest.mark.parametrize('context_shape', [None, (4, 9)], ids=['self', 'cross'])
 @pytest.mark.parametrize('mode', MODES)
 def test_weighted_sum_is_the_output(mode, context_shape, norm):
-    """At every position of an odd map that is not square."""
+    """The weighted sum is the output at every position of an odd map that is not square."""
     layer = KroneckerAttention2d(3, mode, maps='qk', norm=norm).double().eval()
     x = tensor(2, 3, 5, 7)
     context = x if context_shape is None else tensor(2, 3, *context_shape, seed=1)
@@ -75,19 +74,3 @@ def test_values_of_dense():
     assert weights.positions.tolist() == [[[0, 0.25, 0], [0.5, 0.25, 0]]]
     assert weights.rows.tolist() == [[[0.25, 0.75]]]
     assert weights.columns.tolist() == [[[0.5, 0.5, 0]]]
-
-
-@pytest.mark.parametrize(
-    ('mode', 'position', 'shape', 'argument', 'value'),
-    [
-        ('axial', (0, 0), (1, 5, 6), 'mode', 'axial'),
-        ('kv', (2, 0), (1, 5, 6), 'position', (2, 0)),
-        ('kv', (0, -1), (1, 5, 6), 'position', (0, -1)),
-        ('qkv', (0, 0), (1, 5, 6), 'coefficients', (1, 5, 6)),
-        ('pooled', (0, 0), (1, 5, 6), 'coefficients', (1, 5, 6)),
-        ('kv', (0, 0), (5, 6), 'coefficients', (5, 6)),
-    ],
-)
-def test_bad_arguments(mode, position, shape, argument, value):
-    with raises(ValueError, argument, value):
-        position_weights(torch.zeros(shape), mode, (2, 3), position)

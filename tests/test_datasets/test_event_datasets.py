@@ -304,25 +304,6 @@ def test_damaged_recordings(cifar, gesture):
     assert dataset[0]['img'].sum() == 3  # the window that has events
 
 
-@pytest.mark.parametrize(
-    ('name', 'value', 'error'),
-    [
-        ('split', 'val', ValueError),
-        ('split_rule', 'random', ValueError),
-        ('frames', 0, ValueError),
-        ('frames', 10_001, ValueError),
-        ('duration', 10, ValueError),
-        ('by', 'event', ValueError),
-        ('cache', True, TypeError),
-        ('cache', '', TypeError),
-        ('data_root', '', TypeError),
-    ],
-)
-def test_bad_arguments(name, value, error):
-    with raises(error, name, value):
-        CIFAR10DVS(**{'data_root': 'gone', name: value})
-
-
 def test_missing_data_message(tmp_path):
     """The launcher names the root, then the missing parts of the layout."""
     root = str(tmp_path / 'data')

@@ -253,24 +253,6 @@ def test_files_that_are_not_frames(tmp_path, monkeypatch, rule):
     assert not (tmp_path / 'unpickled').exists()
 
 
-@pytest.mark.parametrize(
-    ('name', 'value', 'error'),
-    [
-        ('data_root', '', TypeError),
-        ('data_prefix', dict(img_path='train'), TypeError),
-        ('data_prefix', '../train', ValueError),
-        ('data_prefix', '/train', ValueError),
-        ('ann_file', 3, TypeError),
-        ('size', 0, ValueError),
-        ('frames', 0, ValueError),
-    ],
-)
-def test_bad_arguments(tmp_path, name, value, error):
-    make(tmp_path, count=1)
-    with raises(error, name, value):
-        EventFolder(**{'data_root': str(tmp_path), 'data_prefix': 'train', name: value})
-
-
 PAGE = (ROOT / 'docs/events.md').read_text(encoding='utf-8')
 CONFIGS = dict(re.findall(r'<!-- own events: configs/my/(\w+)\.py -->\n```python\n(.*?)```', PAGE, re.S))
 

@@ -135,20 +135,3 @@ def test_bad_frames(name):
     for shape in ((2, 8, 8), (0, 2, 8, 8)):
         with raises(ValueError, 'img', shape):
             step(dict(img=np.zeros(shape, np.float32)))
-
-
-@pytest.mark.parametrize(
-    ('transform', 'name', 'value', 'error'),
-    [
-        (EventFlip, 'prob', 1.1, ValueError),
-        (EventFlip, 'prob', '1', TypeError),
-        (EventAugment, 'shear', -1, ValueError),
-        (EventAugment, 'rotate', math.nan, ValueError),
-        (EventAugment, 'translate', 0.5, TypeError),
-        (EventAugment, 'cutout', 0, ValueError),
-        (PadFrames, 'frames', 0, ValueError),
-    ],
-)
-def test_bad_arguments(transform, name, value, error):
-    with raises(error, name, value):
-        transform(**{name: value})

@@ -239,8 +239,7 @@ def test_arguments_by_keyword(cross, tool):
     torch.testing.assert_close(view.weights.positions, expected.positions[0])
 
 
-@pytest.mark.parametrize('shape', [(4, 90), (90, 4), (1, 1)])
-@pytest.mark.parametrize('positions', [torch.arange(-2.0, 4.0), torch.zeros(6)])
+@pytest.mark.parametrize(('positions', 'shape'), [(torch.arange(-2.0, 4.0), (4, 90)), (torch.zeros(6), (1, 1))])
 def test_draw_unusual(positions, shape, tool):
     """Narrow images; weights of both signs, as batch norm without softmax gives, or without any contrast."""
     positions = positions.reshape(2, 3)
@@ -306,17 +305,14 @@ def test_bad_files(draws, segmentor, image, tmp_path, tiny_config):
     assert not Path('work_dirs').exists()
 
 
-@pytest.mark.parametrize('out_dir', ['photo.png', 'gone/x'])
-def test_out_dir_cannot_be_made(out_dir, tool, draws, segmentor, image, monkeypatch):
-    monkeypatch.setattr(tool, 'view_pixel', lambda *args: pytest.fail('the model ran'))
-    Path('gone').symlink_to('nowhere')
-    assert f"--out-dir '{out_dir}'" in fails(draws, segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', out_dir)
-
-
-def test_picture_cannot_be_written(draws, segmentor, image):
+def test_pictures_that_cannot_be_written(tool, draws, segmentor, image, monkeypatch):
     name = 'photo_decode_head.attention_x0_y0.png'
     Path('out', name).mkdir(parents=True)
+    Path('gone').symlink_to('nowhere')
     assert name in fails(draws, segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', 'out')
+    monkeypatch.setattr(tool, 'view_pixel', lambda *args: pytest.fail('the model ran'))
+    for folder in ('photo.png', 'gone/x'):
+        assert f"--out-dir '{folder}'" in fails(draws, segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', folder)
 
 
 def test_regions_are_refused(draws, image, tmp_path):
