@@ -99,11 +99,12 @@ def test_layer_decay(tmp_path):
 )
 def test_plugins(name, kind, tmp_path):
     """The plug-ins do not change the outputs of a trained network before they are trained."""
-    cfg, host = mix(name, tmp_path), name.split()[0]
-    model = build(cfg, host).eval()
+    host = name.split()[0]
+    model = build(mix(name, tmp_path), host).eval()
     layers = layers_of(model, kind)
     channels = [layer.channels if kind is KroneckerAttention2d else layer.dim for layer in layers]
     assert channels == [256] * 6 + [512] * 3
+    cfg = mix(name, tmp_path)
     cfg.model.backbone.pop('plugins')
     plain = build(cfg, host).eval()
     assert plain.load_state_dict(model.state_dict(), strict=False).missing_keys == []

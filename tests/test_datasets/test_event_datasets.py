@@ -9,8 +9,6 @@ import pytest
 import torch
 from event_files import aedat2, aedat3, packet3, random_events
 from mmengine.config import Config, ConfigDict
-from mmengine.dataset import ClassBalancedDataset
-from mmengine.registry import DATASETS, DefaultScope
 from mmengine.runner import Runner
 
 from mmkron.data_checks import files
@@ -366,12 +364,3 @@ def test_training_step(name, tmp_path, request):
     assert val_shape == (len(runner.val_dataloader.dataset), 2, 2, 128, 128)
     hits = [bool(sample.pred_label == sample.gt_label) for sample in predictions]
     assert runner.message_hub.get_scalar('val/accuracy/top1').current() == pytest.approx(100 * np.mean(hits))
-
-
-def test_registry_and_wrappers(gesture):
-    cfg = dict(type='mmkron.DVS128Gesture', data_root=str(gesture), split='train', frames=3)
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        dataset = DATASETS.build(cfg)
-    assert type(dataset) is DVS128Gesture
-    assert len(dataset.metainfo['classes']) == 11
-    assert len(ClassBalancedDataset(dataset, oversample_thr=0.5)) > len(dataset)

@@ -209,12 +209,6 @@ def test_any_damage(tmp_path, data):
         assert all(0 <= x < side and 0 <= y < side and p in (0, 1) for t, x, y, p in rows(events))
 
 
-def test_between():
-    events = make_types([3, 4, 5, 6], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 0, 1])
-    assert rows(events.between(4, 6)) == [(4, 1, 5, 1), (5, 2, 6, 0)]
-    assert rows(events.between(7, 9)) == []
-
-
 def loop_frames(events, size, segments):
     """Count one event after another; ``segments`` holds the indices of each frame's events."""
     frames = np.zeros((len(segments), 2, *size), np.float32)

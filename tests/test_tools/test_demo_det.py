@@ -1,4 +1,4 @@
-"""Mask R-CNN on a lambda network: a training step, the demo on a few scenes, and overfitting."""
+"""The demo of Mask R-CNN on a lambda network: a few scenes, boxes alone, and overfitting."""
 
 import re
 from pathlib import Path
@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
 from PIL import Image
 
 import mmkron
-from mmkron.layers import LambdaLayer
 from support.detection import detection_sample
 from support.tools import ROOT, load_tool
 
@@ -48,57 +45,6 @@ def demo(monkeypatch):
     import demo
 
     return demo
-
-
-def build_detector():
-    torch.manual_seed(0)
-    cfg = Config.fromfile(CONFIG)
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = MODELS.build(cfg.model)
-    model.init_weights()
-    return cfg, model
-
-
-def test_training_step():
-    """Losses and gradients are finite, and the gradients of the lambda layers are not zero."""
-    cfg, model = build_detector()
-    samples = [detection_sample((128, 128), [(10, 20, 60, 70), (64, 50, 110, 120)], [0, 1]) for _ in range(2)]
-    # Blocks begin as their shortcut: without this, a lambda layer has no gradient before the first step.
-    for name, parameter in model.backbone.named_parameters():
-        if name.endswith('project.bn.weight'):
-            torch.nn.init.ones_(parameter)
-    inputs = [torch.randint(0, 256, (3, 128, 128), dtype=torch.uint8) for _ in samples]
-    data = model.data_preprocessor(dict(inputs=inputs, data_samples=samples), training=True)
-    losses = model(**data, mode='loss')
-    total, logged = model.parse_losses(losses)
-    assert {'loss_rpn_cls', 'loss_rpn_bbox', 'loss_cls', 'loss_bbox', 'loss_mask'} <= set(logged)
-    assert all(value.isfinite() for value in logged.values())
-    total.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-    layers = [module for module in model.backbone.modules() if isinstance(module, LambdaLayer)]
-    assert len(layers) == sum(cfg.model.backbone.stage_blocks[2:])
-    assert all(layer.position_table.grad.abs().sum() > 0 for layer in layers)
-
-
-def test_two_sizes_in_one_run():
-    """One network runs on images of two sizes; masks have each image's size, and boxes are inside."""
-    _, model = build_detector()
-    model.eval()
-    model.roi_head.test_cfg.score_thr = 0.0  # an untrained network is sure of nothing
-    for height, width in ((128, 128), (96, 160), (128, 128)):
-        sample = detection_sample((height, width), [(10, 20, 60, 70)])
-        inputs = [torch.randint(0, 256, (3, height, width), dtype=torch.uint8)]
-        with torch.no_grad():
-            (found,) = model.test_step(dict(inputs=inputs, data_samples=[sample]))
-        found = found.pred_instances
-        assert 0 < len(found) <= model.roi_head.test_cfg.max_per_img
-        assert found.masks.shape == (len(found), height, width)
-        assert (found.bboxes >= 0).all()
-        assert (found.bboxes <= torch.tensor([width, height, width, height])).all()
-        assert found.scores.isfinite().all()
-        assert found.labels.max() < 10
 
 
 def test_demo(tmp_path, demo, capsys):

@@ -248,17 +248,6 @@ def test_draw_unusual(positions, shape, tool):
     assert tool.draw(np.zeros((*shape, 3), np.uint8), (0, 0), view).std() > 10
 
 
-def test_strongest_of_both_signs(draws, segmentor, image, tmp_path, capsys):
-    options = {'model.decode_head.mode': 'qkv', 'model.decode_head.attention_norm': 'bn'}
-    checkpoint = save_weights(segmentor, tmp_path / 'a.pth', **options)
-    options = [f'{key}={value}' for key, value in options.items()]
-    weights = draws(segmentor, checkpoint, image, '--pixel', 0, 0, '--cfg-options', *options)[2].weights
-    columns = weights.columns.sum(0)
-    assert columns.abs().argmax() != columns.argmax()
-    best = int(columns.abs().argmax())
-    assert f'strongest columns of 16: {best} ({columns[best]:.3g}), ' in capsys.readouterr().out
-
-
 def fails(draws, *argv):
     """Run the tool, which must stop with an error, and return its message."""
     with pytest.raises(SystemExit, match='^error: ') as stop:

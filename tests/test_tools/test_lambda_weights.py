@@ -11,7 +11,6 @@ from mmengine.runner import load_checkpoint
 from mmpretrain.registry import MODELS
 from safetensors.torch import save_file
 
-from mmkron.converters.lambda_resnet import TIMM_NETWORKS
 from mmkron.layers import LambdaLayer
 from support.tools import load_tool
 
@@ -53,16 +52,6 @@ def test_timm(tool, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [['unused', '0'], ['missing', '0']]
     assert_same_network(out, theirs)
-
-
-@pytest.mark.parametrize(
-    ('source', 'name'), [('timm-26rpt', 'lambda_resnet26rpt_256'), ('timm-50ts', 'lambda_resnet50ts')]
-)
-def test_other_timm_networks(tool, source, name):
-    args = tool.parse_args(['in.pth', 'out.pth', '--from', source])
-    weights, meta = tool.convert(timm.create_model(name).state_dict(), args)
-    assert meta['backbone'] == dict(type='mmkron.LambdaResNet', **TIMM_NETWORKS[name])
-    assert set(weights) == set(classifier(meta['backbone']).state_dict())
 
 
 def test_resnet(tool, tmp_path):
