@@ -120,19 +120,25 @@ for _name in ('dense_attention', 'pooled_attention', 'kronecker_attention_kv', '
         bn=NONE,
     )
 
-_x = filled(2, 4, 6)
+_columns = filled(2, 4, 6)
 _kinds = dict(
-    query=tensor(_x),
-    key=tensor(_x, filled(2, 5, 6), filled(3, 4, 6), _x.double()),
-    value=tensor(_x, filled(2, 4, 5), filled(3, 4, 6), _x.double()),
+    query=tensor(_columns),
+    key=tensor(_columns, filled(2, 5, 6), filled(3, 4, 6), _columns.double()),
+    value=tensor(_columns, filled(2, 4, 5), filled(3, 4, 6), _columns.double()),
 )
 for _name, _operands in (('attend', ('query', 'key', 'value')), ('attention_coefficients', ('query', 'key'))):
-    add(_name, getattr(ops, _name), dict.fromkeys(_operands, _x), bn=NONE, **{key: _kinds[key] for key in _operands})
+    add(
+        _name,
+        getattr(ops, _name),
+        dict.fromkeys(_operands, _columns),
+        bn=NONE,
+        **{key: _kinds[key] for key in _operands},
+    )
 
 
 def attend_with(**fields: Any) -> Tensor:
     """Run attention with a batch norm of coefficients."""
-    return ops.attend(_x, _x, _x, 'bn', bn=ops.CoefficientBN(**fields))
+    return ops.attend(_columns, _columns, _columns, 'bn', bn=ops.CoefficientBN(**fields))
 
 
 _one = torch.ones(1)
