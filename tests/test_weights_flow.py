@@ -188,21 +188,13 @@ def test_disk_full(tool, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['a.pth']
 
 
-@pytest.mark.parametrize(
-    ('content', 'message'),
-    [
-        (b'PK no archive', 'is damaged'),
-        (dict(w=torch.zeros(1)), 'state_dict'),
-        ([1], 'state_dict'),
-        (None, 'not a file'),
-    ],
-)
-def test_publish_refuses(tool, tmp_path, content, message):
-    path = tmp_path / 'a.pth'
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
-    with pytest.raises(SystemExit, match=f'error: .*{message}'):
-        tool.main([str(path), str(tmp_path / 'out' / 'out.pth')])
+def test_publish_refuses(tool, tmp_path):
+    (tmp_path / 'damaged.pth').write_bytes(b'PK no archive')
+    torch.save(dict(w=torch.zeros(1)), tmp_path / 'weights.pth')
+    torch.save([1], tmp_path / 'list.pth')
+    for name, message in dict(
+        damaged='is damaged', weights='state_dict', list='state_dict', absent='not a file'
+    ).items():
+        with pytest.raises(SystemExit, match=f'error: .*{message}'):
+            tool.main([str(tmp_path / f'{name}.pth'), str(tmp_path / 'out' / 'out.pth')])
     assert not (tmp_path / 'out').exists()

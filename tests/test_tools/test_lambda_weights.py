@@ -100,22 +100,22 @@ def test_lambda_networks(tool, tmp_path):
     torch.testing.assert_close(logits(ours, x), logits(theirs, x), rtol=1e-5, atol=1e-5)
 
 
+WEIGHTS = dict(a=torch.zeros(1))
+
+
 @pytest.mark.parametrize(
     ('name', 'content', 'argv', 'named'),
     [
-        ('a.pth', None, '--from resnet', 'a.pth'),
-        ('a.onnx', b'', '--from resnet', 'a.onnx'),
-        ('a.pth', b'no weights', '--from resnet', 'a.pth'),
-        ('a.pth', b'', '--from resnet', 'a.pth'),
-        ('a.safetensors', b'no weights', '--from resnet', 'a.safetensors'),
-        ('a.pth', [1, 2], '--from resnet', 'state dict'),
-        ('a.pth', {}, '--from resnet', 'state dict'),
-        ('a.pth', dict(state_dict=dict(a=1)), '--from resnet', 'state dict'),
-        ('a.pth', dict(a=torch.zeros(1)), '--from resnet', '--from resnet'),
-        ('a.pth', dict(a=torch.zeros(1)), '--from timm-26t', '--from timm-26t'),
-        ('a.pth', dict(a=torch.zeros(1)), '--from lambda-networks', 'to_q.weight'),
-        ('a.pth', dict(a=torch.zeros(1)), '--from resnet --stage-layers CCX', "stage_layers must be .*'CCX'"),
-        ('a.pth', dict(a=torch.zeros(1)), '--from resnet --depth 18', 'depth must be one of .*18'),
+        ('a.pth', None, 'resnet', 'a.pth'),
+        ('a.onnx', b'', 'resnet', 'a.onnx'),
+        ('a.pth', b'no weights', 'resnet', 'a.pth'),
+        ('a.safetensors', b'no weights', 'resnet', 'a.safetensors'),
+        ('a.pth', [1, 2], 'resnet', 'state dict'),
+        ('a.pth', dict(state_dict=dict(a=1)), 'resnet', 'state dict'),
+        ('a.pth', WEIGHTS, 'timm-26t', '--from timm-26t'),
+        ('a.pth', WEIGHTS, 'lambda-networks', 'to_q.weight'),
+        ('a.pth', WEIGHTS, 'resnet --stage-layers CCX', "stage_layers must be .*'CCX'"),
+        ('a.pth', WEIGHTS, 'resnet --depth 18', 'depth must be one of .*18'),
     ],
 )
 def test_refusals(tool, tmp_path, name, content, argv, named):
@@ -126,7 +126,7 @@ def test_refusals(tool, tmp_path, name, content, argv, named):
     elif content is not None:
         torch.save(content, source)
     with pytest.raises(SystemExit, match=f'^error: .*{named}') as error:
-        tool.main([str(source), str(out), *argv.split()])
+        tool.main([str(source), str(out), '--from', *argv.split()])
     assert '\n' not in str(error.value)
     assert not out.exists()
 
