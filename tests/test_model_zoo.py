@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from mmengine.runner import save_checkpoint
-from mmpretrain import ImageClassificationInferencer, get_model, list_models
+from mmpretrain import ImageClassificationInferencer, list_models
 from mmpretrain.apis.model import ModelHub
 from PIL import Image
 
@@ -76,22 +76,6 @@ def test_registered_models(registered):
         assert (info.name, info.weights) == (name, None)
         assert info.config.to_dict() == Config.fromfile(ROOT / MODELS_BY_NAME[name]['Config']).to_dict(), name
         assert info.full_model.metadata.flops == MODELS_BY_NAME[name]['Metadata']['FLOPs']
-
-
-def test_get_model(registered, tmp_path):
-    """MMPretrain builds the model of the config, and loads a checkpoint by path."""
-    cfg = Config.fromfile(ROOT / 'configs/lambda_resnet/lambda-mobilenet-v2_8xb64_in1k.py')
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        torch.manual_seed(0)
-        expected = MODELS.build({**cfg.model, 'data_preprocessor': cfg.data_preprocessor})
-    expected.eval()
-    save_checkpoint(dict(state_dict=expected.state_dict(), meta={}), str(tmp_path / 'a.pth'))
-    model = get_model('lambda-mobilenet-v2_8xb64_in1k', pretrained=str(tmp_path / 'a.pth'))
-    x = torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(model(x), expected(x))
-    other = get_model('lambda-mobilenet-v2_8xb64_in1k', head=dict(num_classes=7))
-    assert other.head.fc.out_features == 7
 
 
 @pytest.mark.parametrize('name', ['kanet-kv_8xb64_in1k', 'qkformer_1xb64_cifar10'])

@@ -1,4 +1,4 @@
-"""CIFAR10-DVS and DVS128 Gesture from files in their byte formats: splits, labels, cache, and a training step."""
+"""CIFAR10-DVS and DVS128 Gesture from files in their byte formats: splits, labels and cache."""
 
 import os
 import pickle
@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from event_files import aedat2, aedat3, packet3, random_events
-from mmengine.config import Config, ConfigDict
-from mmengine.runner import Runner
+from mmengine.config import ConfigDict
 
 from mmkron.data_checks import files
 from mmkron.datasets import CIFAR10DVS, DVS128Gesture, event_datasets
 from mmkron.datasets.events import read_aedat2, read_aedat3, to_frames
 from support.errors import raises
-from support.tools import ROOT
 
 # The clock of the gestures' recordings jumps at its overflow, of which the reader warns.
 pytestmark = pytest.mark.filterwarnings('ignore:event file .* of .* events:UserWarning')
@@ -316,51 +313,3 @@ def test_missing_data_message(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- training
-
-TINY = """
-_base_ = {base!r}
-model = dict(
-    backbone=dict(_delete_=True, type='mmkron.QKFormer', in_channels=2, arch=dict(
-        dims=(8, 16), depths=(1, 1), heads=4, mlp_ratio=1, steps=2, attentions=('qkta', 'ssa'),
-        stem=dict(widths=(4, 8), pools=(True, True), shortcut_from=1), pools=(True, True))),
-    head=dict(in_channels=16), train_cfg=dict(probs=1.0))
-data = dict(batch_size=4, num_workers=0, persistent_workers=False,
-            dataset=dict(data_root={root!r}, frames=2, indices=4))
-train_dataloader = data
-val_dataloader = data
-test_dataloader = data
-train_cfg = dict(max_epochs=1)
-default_hooks = dict(checkpoint=None)
-optim_wrapper = dict(optimizer=dict(lr=1e-3))
-param_scheduler = None
-"""
-
-
-@pytest.mark.parametrize('name', ['cifar10-dvs', 'dvs-gesture'])
-def test_training_step(name, tmp_path, request):
-    """The shipped config makes one step with mixup and smooth labels, and validates."""
-    root = request.getfixturevalue('cifar' if name == 'cifar10-dvs' else 'gesture')
-    base = str(ROOT / f'configs/qkformer/qkformer_{name}_t16.py')
-    (tmp_path / 'tiny.py').write_text(TINY.format(base=base, root=str(root)))
-    cfg = Config.fromfile(tmp_path / 'tiny.py')
-    cfg.update(work_dir=str(tmp_path / 'work'), experiment_name=f'events-{name}')
-    runner = Runner.from_cfg(cfg)
-    forward, calls = runner.model.forward, []
-
-    def record(inputs, data_samples=None, mode='tensor'):
-        calls.append((tuple(inputs.shape), data_samples, forward(inputs, data_samples, mode)))
-        return calls[-1][-1]
-
-    runner.model.forward = record
-    before = [p.detach().clone() for p in runner.model.parameters()]
-    runner.train()
-    (train_shape, samples, losses), (val_shape, _, predictions) = calls
-    assert train_shape == (4, 2, 2, 128, 128)
-    for sample in samples:
-        assert sample.gt_score.shape == (cfg.model.head.num_classes,)
-        assert sample.gt_score.sum() == pytest.approx(1, abs=1e-6)
-    assert losses['loss'].isfinite()
-    assert all(not torch.equal(old, new) for old, new in zip(before, runner.model.parameters()))
-    assert val_shape == (len(runner.val_dataloader.dataset), 2, 2, 128, 128)
-    hits = [bool(sample.pred_label == sample.gt_label) for sample in predictions]
-    assert runner.message_hub.get_scalar('val/accuracy/top1').current() == pytest.approx(100 * np.mean(hits))

@@ -1,11 +1,10 @@
-"""The composed scenes: the contents of the files, and how the hosts read them."""
+"""The composed scenes: the contents of the files, and the objects of a scene."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from mmengine.registry import DefaultScope
 from PIL import Image
 
 from support.tools import load_tool
@@ -164,19 +163,6 @@ def test_image_is_background_and_objects_that_stand_out(tool):
     assert len(hues) == 10
 
 
-def test_texture_stays(tool):
-    """Both halves of a sprite with a dark half belong to the object, and the dark one stays dark."""
-    image = disk()
-    image[:14] //= 4
-    texture, alpha = tool.transform(image, solid=True, scale=2.0, angle=0.0, flip=False)
-    assert alpha.shape == texture.shape == (42, 42)
-    np.testing.assert_allclose(texture[21, 5:37], texture[21, 21], atol=1e-6)
-    assert texture[8, 21] == pytest.approx(63 / 255)
-    assert texture[34, 21] == pytest.approx(1)
-    mirrored, _ = tool.transform(image.T, solid=True, scale=2.0, angle=0.0, flip=True)
-    assert mirrored[21, 34] == pytest.approx(63 / 255)
-
-
 def test_masks_of_sprites(tool):
     """Only garments have filled holes; the faint noise around a garment is removed."""
     for solid in (True, False):
@@ -202,63 +188,3 @@ def test_a_scene_depends_on_the_seed_alone(tool, made, tmp_path):
             wanted = (made / pattern.format(there)).read_bytes()
             assert (tmp_path / 'fewer' / pattern.format(here)).read_bytes() == wanted
             assert (tmp_path / 'other' / pattern.format(here)).read_bytes() != wanted
-
-
-# --------------------------------------------------------------------------------------------------- the hosts' readers
-
-
-@pytest.mark.parametrize('name', ['PascalVOCDataset', 'BaseSegDataset'])
-def test_mmseg_reads_the_voc_layout(made, name):
-    pytest.importorskip('mmcv._ext', reason='mmseg needs the compiled operators of mmcv')
-    datasets = pytest.importorskip('mmseg.datasets')
-    own = {}
-    if name == 'BaseSegDataset':
-        metainfo = dict(
-            classes=str(made / 'ImageSets/Segmentation/classes.txt'), palette=[[k, k, k] for k in range(11)]
-        )
-        own = dict(img_suffix='.jpg', seg_map_suffix='.png', metainfo=metainfo)
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        dataset = getattr(datasets, name)(
-            ann_file='ImageSets/Segmentation/val.txt',
-            data_root=str(made),
-            data_prefix=dict(img_path='JPEGImages', seg_map_path='SegmentationClass'),
-            pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')],
-            **own,
-        )
-        assert name == 'PascalVOCDataset' or dataset.metainfo['classes'] == ['background', *'0123456789']
-        assert len(dataset) == 4
-        for sample, stem in zip(dataset, ('000006', '000007', '000008', '000009')):
-            truth = sample['data_samples'].gt_sem_seg.data.numpy()
-            np.testing.assert_array_equal(truth[0], pixels(made / f'SegmentationClass/{stem}.png'))
-            assert Path(sample['data_samples'].img_path).stem == stem
-            assert tuple(sample['inputs'].shape) == (3, *SIZE)
-
-
-def test_mmdet_reads_the_coco_file(made):
-    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
-    datasets = pytest.importorskip('mmdet.datasets')
-    coco = json.loads((made / 'annotations/instances_train.json').read_text())
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        dataset = datasets.CocoDataset(
-            ann_file='annotations/instances_train.json',
-            data_root=str(made),
-            data_prefix=dict(img='JPEGImages/'),
-            metainfo=dict(classes=tuple('0123456789')),
-            filter_cfg=dict(filter_empty_gt=True, min_size=32),
-            pipeline=[
-                dict(type='LoadImageFromFile'),
-                dict(type='LoadAnnotations', with_bbox=True, with_mask=True, poly2mask=True),
-                dict(type='PackDetInputs'),
-            ],
-        )
-        assert len(dataset) == 5
-        for sample in dataset:
-            truth = sample['data_samples'].gt_instances
-            image_id = sample['data_samples'].img_id
-            annotations = [annotation for annotation in coco['annotations'] if annotation['image_id'] == image_id]
-            assert truth.labels.tolist() == [annotation['category_id'] - 1 for annotation in annotations]
-            boxes = np.array([annotation['bbox'] for annotation in annotations])
-            boxes[:, 2:] += boxes[:, :2]
-            np.testing.assert_array_equal(getattr(truth.bboxes, 'tensor', truth.bboxes).numpy(), boxes)
-            objects = pixels(made / f'SegmentationObject/{image_id:06d}.png')
-            np.testing.assert_array_equal(truth.masks.masks, [objects == i + 1 for i in range(len(annotations))])

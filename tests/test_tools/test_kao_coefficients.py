@@ -47,18 +47,6 @@ pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(122, 122)
             dict(type='LoadAnnotations', with_bbox=True), dict(type='PackDetInputs')]
 test_dataloader = dict(dataset=dict(type='CocoDataset', pipeline=pipeline))
 """
-REGION_DETECTOR = """
-_base_ = '{base}'
-model = dict(
-    backbone=dict(depth=18, base_channels=8, stem_channels=8, init_cfg=None),
-    neck=dict(in_channels=[8, 16, 32, 64], out_channels=16),
-    rpn_head=dict(in_channels=16, feat_channels=16),
-    roi_head=dict(
-        bbox_roi_extractor=dict(out_channels=16),
-        shared_head=dict(type='mmkron.KroneckerAttention2d', channels=16),
-        bbox_head=dict(in_channels=16, fc_out_channels=8, num_classes=2)),
-    test_cfg=dict(rpn=dict(max_per_img=50)))
-"""
 IMAGE_SIZE = (45, 61)  # height and width
 
 
@@ -179,16 +167,6 @@ def test_classifier_on_a_gray_image(draws, tmp_path):
     torch.testing.assert_close(first.weights.positions, view.weights.positions, rtol=0, atol=0)  # initial, so seeded
 
 
-def test_crops_are_skipped(draws, image):
-    """The size is 256 x 256, which the config would crop to 224 x 224."""
-    config = ROOT / 'configs/kanet/kanet_kv_imagenet.py'
-    small = 'model.backbone.widen_factor=0.25'
-    view = draws(config, 'none', image, '--pixel', 60, 0, '--cfg-options', small)[2]
-    assert view.size == (8, 8)
-    assert view.position == (0, 7)
-    assert view.extent == pytest.approx((61, 45))
-
-
 def test_detector(draws, image, tmp_path):
     """45 x 61 becomes 90 x 122, padded to 96 x 128: a map of 24 x 32, pooled to 12 x 16."""
     (tmp_path / 'det.py').write_text(DETECTOR)
@@ -302,12 +280,3 @@ def test_pictures_that_cannot_be_written(tool, draws, segmentor, image, monkeypa
     monkeypatch.setattr(tool, 'view_pixel', lambda *args: pytest.fail('the model ran'))
     for folder in ('photo.png', 'gone/x'):
         assert f"--out-dir '{folder}'" in fails(draws, segmentor, 'none', image, '--pixel', 0, 0, '--out-dir', folder)
-
-
-def test_regions_are_refused(draws, image, tmp_path):
-    mmdet = pytest.importorskip('mmdet')
-    (base,) = (Path(mmdet.__file__).parent / '.mim/configs').rglob('faster-rcnn_r50_fpn_1x_coco.py')
-    (tmp_path / 'det.py').write_text(REGION_DETECTOR.format(base=base))
-    message = fails(draws, tmp_path / 'det.py', 'none', image, '--pixel', 0, 0)
-    assert "'roi_head.shared_head'" in message
-    assert 'of regions' in message
