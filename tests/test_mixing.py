@@ -40,7 +40,7 @@ def mix(name, tmp_path):
 
 
 def build(cfg, host):
-    """Build a model, without the zeros that let no gradient through and with spikes at every depth."""
+    """Build a model whose gradients reach all layers and whose neurons fire at every depth."""
     torch.manual_seed(0)
     backbone = cfg.model.backbone
     if backbone.type == 'mmkron.LambdaResNet' and host != 'mmpretrain':

@@ -61,7 +61,7 @@ def texts(value: Any, by_type: bool = False) -> tuple[str, ...]:
     shown = [repr(value)]
     if isinstance(value, Tensor):
         shown += [str(tuple(value.shape)), str(value.dtype)]
-    if isinstance(value, (list, tuple, dict)) and len(value) == 1:  # the entry is what is bad
+    if isinstance(value, (list, tuple, dict)) and len(value) == 1:  # the entry is bad
         shown += texts(next(iter(value)), by_type)
     return (*shown, *([type(value).__name__] if by_type else []))
 

@@ -137,7 +137,7 @@ for _name, _operands in (('attend', ('query', 'key', 'value')), ('attention_coef
 
 
 def attend_with(**fields: Any) -> Tensor:
-    """Run attention with a batch norm of coefficients."""
+    """Compute attention with a batch norm of coefficients."""
     return ops.attend(_columns, _columns, _columns, 'bn', bn=ops.CoefficientBN(**fields))
 
 

@@ -176,7 +176,7 @@ add('KroneckerNeck', models.KroneckerNeck, dict(in_channels=(8, 4)), in_channels
 add('SpikeRateNeck', models.SpikeRateNeck, {})
 add_later('KroneckerNeck.forward', lambda: level_maps(models.KroneckerNeck((4,)), spikes(2, 5, 3, 3)))
 add_later('SpikeRateNeck.forward', lambda: level_maps(models.SpikeRateNeck(), spikes(2, 4, 3), shape=(2, 2, 4, 3, 3)))
-# What follows needs a host.
+# These need a host.
 add_later(
     'GlobalAveragePoolingDropout', lambda: signature(models.GlobalAveragePoolingDropout, {}, drop_rate=PROBABILITY)
 )

@@ -43,7 +43,7 @@ def test_weighted_sum_is_the_output(mode, context_shape, norm):
 
 
 def test_values_of_kv():
-    """Map 2 x 3, position (1, 0), so query 3."""
+    """In a map of 2 x 3, position (1, 0) is query 3."""
     coefficients = torch.zeros(1, 5, 6)
     coefficients[0, :, 3] = torch.tensor([0.2, 0.4, 0.0, 0.1, 0.3])
     weights = position_weights(coefficients, 'kv', (2, 3), (1, 0))
@@ -54,7 +54,7 @@ def test_values_of_kv():
 
 
 def test_values_of_qkv():
-    """Map 2 x 3, position (1, 0): the query of row 1 is number 3 + 1, the query of column 0 is number 0."""
+    """In a map of 2 x 3, position (1, 0) has the queries 3 + 1, of row 1, and 0, of column 0."""
     coefficients = torch.zeros(1, 5, 5)
     coefficients[0, :, 4] = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
     coefficients[0, :, 0] = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])

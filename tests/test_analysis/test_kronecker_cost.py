@@ -12,7 +12,7 @@ MODES = ['dense', 'pooled', 'kv', 'qkv']
 
 @pytest.mark.parametrize(('mode', 'saved'), [('kv', 96.18), ('qkv', 99.73)])
 def test_memory_saved_in_the_paper(mode, saved):
-    """Batch 8, 8 channels, 56 x 56."""
+    """The paper's figures are for a batch of 8 maps of 8 channels and 56 x 56 positions."""
     dense = attention_cost('dense', (56, 56), 8, batch=8).held
     assert round(100 * (1 - attention_cost(mode, (56, 56), 8, batch=8).held / dense), 2) == saved
 
@@ -26,7 +26,7 @@ def test_memory_saved_in_the_paper(mode, saved):
     ],
 )
 def test_madds(size, madds):
-    """Millions, batch 1 of the paper's eight channels."""
+    """Multiply-adds are in millions, for the paper's eight channels."""
     for mode, expected in zip(MODES, madds):
         assert attention_cost(mode, (size, size), 8, batch=8).madds / 1e6 == pytest.approx(expected, rel=5e-4)
 

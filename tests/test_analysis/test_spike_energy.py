@@ -221,7 +221,7 @@ def test_batches_of_other_sizes():
 
 
 def test_conventions_by_hand():
-    """Energies computed on paper."""
+    """Energies equal those computed on paper."""
     layer = LayerActivity('a', 'stem', 'convolution', 100.0, 4.0, False, 1.5, 0.5, 'integer', 3.0, 180.0)
     assert layer.operations('paper') == (600, 0)
     assert layer.operations('strict') == (0, 400)

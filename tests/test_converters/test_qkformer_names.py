@@ -8,7 +8,7 @@ from mmkron.converters import convert_qkformer
 from mmkron.models import QKFormer
 from mmkron.models.backbones.qkformer import ARCHS
 
-# Entries with the head; those of the ImageNet networks are counted in the released code.
+# Entries with the head. The ImageNet networks were counted in the released code.
 ENTRIES = {'cifar': 200, 'cifar10-dvs': 122, 'dvs-gesture': 122}  # 434 otherwise
 PARAMETERS = {
     'hst-10-384': 16_473_688,
@@ -43,7 +43,7 @@ def test_every_entry_has_its_place(arch):
 
 
 def test_order_of_the_operands():
-    """Queries, keys and values have this order, whatever the order in the file."""
+    """Queries, keys and values have this order for any order in the file."""
     source = dict(reversed(official('hst-10-384').items()))
     ours = convert_qkformer(source, target('hst-10-384')).state_dict
     q, k, v = (source[f'stage3.4.attn.{operand}_conv.weight'][..., None] for operand in 'qkv')

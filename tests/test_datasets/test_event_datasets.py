@@ -39,7 +39,7 @@ def cifar(tmp_path):
 
 @pytest.fixture
 def gesture(tmp_path):
-    """Two recordings for training and one for the test; a clock that overflows, windows that overlap."""
+    """Write two recordings for training and one for the test, with a clock that overflows and overlapping windows."""
     rng, root = np.random.default_rng(0), tmp_path / 'gesture'
     root.mkdir()
     for name in ('user01_led', 'user02_lab', 'user24_led'):
@@ -269,7 +269,7 @@ def test_cache_of_a_recording(gesture, reads):
 
 
 def test_cache_of_names_that_differ_in_their_suffix(gesture):
-    """Two recordings with the same windows: each has its own frames."""
+    """Two recordings with the same windows have their own frames."""
     (gesture / 'user01_led.aedat3').write_bytes(aedat3(packet3([(i, 5, 6, 1) for i in range(0, 900, 2)])))
     (gesture / 'user01_led_labels.csv').write_text('1,0,400\n')
     (gesture / 'trials_to_train.txt').write_text('user01_led.aedat\nuser01_led.aedat3\n')

@@ -96,7 +96,7 @@ def test_classes_are_those_of_train(tmp_path, warned):
 
 
 def test_classes_of_metainfo(tmp_path):
-    """Their order is the order of the labels, and the folder train may be absent."""
+    """The classes of metainfo set the order of the labels, and the folder train may be absent."""
     make(tmp_path, ['test'])
     classes = ['wave', 'clap', 'roll']
     dataset = EventFolder(str(tmp_path), 'test', metainfo=dict(classes=classes))
@@ -129,7 +129,7 @@ def test_absent_folders(tmp_path):
 
 
 def test_ignored_files(tmp_path, warned):
-    """They are counted in a warning; a recording that is also present as frames is an error."""
+    """Ignored files are counted in a warning; a recording that is also present as frames is an error."""
     make(tmp_path, ['train'])
     for name in ('clap/notes.txt', 'clap/0.aedat4', 'roll/0', 'stray.aedat'):
         (tmp_path / 'train' / name).touch()
@@ -228,7 +228,7 @@ ARRAYS = (
     GOOD * np.nan, GOOD * 1e300, np.array([Unpickled()]),
 )  # fmt: skip
 NOT_FRAMES = [
-    b'', b'40 bytes that are no array, but are a text', save_array(np.save, GOOD)[:-9], claim((10**4, 2, 6, 8)),
+    b'', b'40 bytes that are a text and not an array', save_array(np.save, GOOD)[:-9], claim((10**4, 2, 6, 8)),
     claim((10**9, 2, 6, 8)), ARCHIVE[:-40], ARCHIVE[:300] + b'\xff' * 8 + ARCHIVE[308:],
     save_array(np.savez, GOOD, GOOD), save_array(np.savez), save_array(np.savez, np.array([Unpickled()])),
     *(save_array(np.save, array) for array in ARRAYS),

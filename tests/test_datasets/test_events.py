@@ -55,7 +55,7 @@ def test_aedat2(tmp_path, events):
 
 
 def test_aedat2_in_bytes(tmp_path):
-    """Two events in bytes: the sensor's y 0x11 and x 0x3d, polarity bit 1; one is 2 us before time 0."""
+    """The two events have the sensor's y 0x11, x 0x3d and polarity bit 1; one is 2 us before time 0."""
     event = bytes([0, 0, 0x11, 0x3D << 1 | 1])
     data = b'#!AER-DAT2.0\r\n' + event + b'\xff\xff\xff\xfe' + event + bytes([0, 1, 0, 2])
     place = (127 - 0x11, 127 - 0x3D, 0)
@@ -74,7 +74,7 @@ def test_aedat2_external_events(tmp_path):
 @FUNCTION_FIXTURE
 @given(first=event_lists(128, 31), second=event_lists(128, 31), overflow=st.integers(0, 5))
 def test_aedat3(tmp_path, first, second, overflow):
-    """Two packets with an overflow of the clock between them, and packets of other kinds."""
+    """The clock overflows between two packets, and packets of other kinds are skipped."""
     other = packet3([(1, 2, 3, 1)] * 3, kind=0)
     imu = packet3([(1, 2, 3, 1)] * 5, kind=3, size=20, capacity=2)
     data = aedat3(other, packet3(first), imu, packet3(second, overflow), other)
@@ -103,7 +103,7 @@ def test_nmnist_in_bytes(tmp_path):
 
 
 def test_nmnist_overflow_marks(tmp_path):
-    """Each adds 8,192 us to the following times, whatever its other bits."""
+    """Each mark adds 8,192 us to the following times, regardless of its other bits."""
     mark = bytes([99, 240, 0xFF, 0xFF, 0xFF])
     first, second, third = (nmnist([event]) for event in [(8000, 1, 2, 1), (5, 3, 4, 0), (6, 5, 6, 1)])
     with warnings.catch_warnings():
@@ -127,7 +127,7 @@ def test_nmnist_overflow_marks(tmp_path):
     ],
 )
 def test_jumps_of_time(tmp_path, reader, write, start):
-    """A warning has their number, and the size and offset of the first three; the times stay as they are."""
+    """A warning has the number of jumps, and the size and offset of the first three; the times stay as they are."""
     width = 5 if reader is read_nmnist else 8
 
     def warned(times):
@@ -278,7 +278,7 @@ def test_frames_that_are_too_many():
 
 
 def test_polarities():
-    """The polarities 0 and 1 have a channel each, whatever the type; -1 is an error."""
+    """The polarities 0 and 1 have a channel each, for any type; -1 is an error."""
     t = np.arange(4)
     for p in (np.array([0, 1, 1, 1]), np.array([0, 1, 1, 1], bool), np.array([0, 1, 1, 1], np.uint8)):
         frames = to_frames(Events(t, t, t, p), 4, frames=1)

@@ -92,7 +92,7 @@ def test_feature_no_limit_of_pixels(tmp_path, kind, monkeypatch):
 
 
 def test_feature_variant_unknown_to_pillow(tmp_path):
-    """A bitmap of 32 bits per pixel that has red in its lowest byte, blue in the next one, then green."""
+    """The bitmap has 32 bits per pixel, with red in the lowest byte, then blue, then green."""
     masks = (0x0000FF, 0xFF0000, 0x00FF00, 0)
     info = struct.pack('<IiiHHIIiiII4I', 56, 2, 2, 1, 32, 3, 16, 0, 0, 0, 0, *masks)
     rows = struct.pack('<4I', 1, 2, 0x030405, 9)  # the lowest row first

@@ -22,7 +22,7 @@ def tool():
 
 @pytest.fixture(scope='module')
 def made(tool, tmp_path_factory):
-    """A small set of digits, which scikit-learn has everywhere."""
+    """Compose a small set of digits, which scikit-learn always has."""
     out = tmp_path_factory.mktemp('scenes') / 'set'
     tool.main([str(out), *OPTIONS, '--train', '5', '--val', '4'])
     return out
@@ -37,7 +37,7 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def disk(radius: float = 10.0, value: int = 255) -> np.ndarray:
-    """(28, 28) uint8: looks the same mirrored and turned."""
+    """Return a (28, 28) uint8 image that looks the same mirrored and rotated."""
     y, x = np.mgrid[:28, :28] - 13.5
     return np.where(y**2 + x**2 <= radius**2, value, 0).astype(np.uint8)
 

@@ -151,7 +151,7 @@ def test_segmentor(mode, pixel, position, segmentor, image, draws, tmp_path, cap
 
 
 def test_classifier_on_a_gray_image(draws, tmp_path):
-    """A config whose pipeline loads no images, with the default folder and backend."""
+    """The pipeline of the config may load no images; the folder and backend have defaults."""
     Image.fromarray(np.arange(13 * 17, dtype=np.uint8).reshape(13, 17)).save(tmp_path / 'gray.png')
     config = ROOT / 'configs/kanet/kanet-kv_digits.py'
     shown, _, view, picture = draws(config, 'none', 'gray.png', '--pixel', 16, 12)
@@ -168,7 +168,7 @@ def test_classifier_on_a_gray_image(draws, tmp_path):
 
 
 def test_detector(draws, image, tmp_path):
-    """45 x 61 becomes 90 x 122, padded to 96 x 128: a map of 24 x 32, pooled to 12 x 16."""
+    """An image of 45 x 61 is resized to 90 x 122 and padded to 96 x 128; its map is 24 x 32, pooled to 12 x 16."""
     (tmp_path / 'det.py').write_text(DETECTOR)
     view = draws(tmp_path / 'det.py', 'none', image, '--pixel', 60, 44, '--layer', 'neck.1.attentions.0')[2]
     assert view[1:4] == ('pooled', (24, 32), (22, 30))
@@ -219,7 +219,7 @@ def test_arguments_by_keyword(cross, tool):
 
 @pytest.mark.parametrize(('positions', 'shape'), [(torch.arange(-2.0, 4.0), (4, 90)), (torch.zeros(6), (1, 1))])
 def test_draw_unusual(positions, shape, tool):
-    """Narrow images; weights of both signs, as batch norm without softmax gives, or without any contrast."""
+    """Images may be narrow; weights may have both signs, as from batch norm without softmax, or no contrast."""
     positions = positions.reshape(2, 3)
     weights = PositionWeights(positions.sum(1).expand(2, 2), positions.sum(0).expand(2, 3), positions)
     view = tool.View('layer', 'qkv', (2, 3), (1, 2), (float(shape[1]), float(shape[0])), weights)

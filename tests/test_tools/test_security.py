@@ -1,4 +1,4 @@
-"""No checkpoint from outside is unpickled, whatever reads it."""
+"""No tool unpickles a checkpoint from outside."""
 
 import shutil
 

@@ -18,7 +18,7 @@ HEADS = ['', '-pooled', '-kao-qkv']
 
 @pytest.fixture(scope='module')
 def scenes(tmp_path_factory):
-    """Ten scenes to train on, the last four of them as the augmentation, and three for validation."""
+    """Compose ten scenes for training, the last four as the augmented set, and three for validation."""
     root = tmp_path_factory.mktemp('voc') / 'VOC2012'
     sizes = ['--size', '64', '96', '--objects', '1', '3', '--scale', '1', '1.5']
     arguments = ['--source', 'digits', '--train', '10', '--val', '3', *sizes]

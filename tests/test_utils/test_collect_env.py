@@ -120,7 +120,7 @@ def test_remedies(error, remedy):
 
 
 def test_ceiling_is_explained(monkeypatch):
-    """The tools explain the host's own assertion."""
+    """The tools explain an assertion of the host."""
     import mmdet
 
     monkeypatch.setattr(mmcv, '__version__', '2.2.0')
