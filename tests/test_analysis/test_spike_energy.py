@@ -245,7 +245,7 @@ def test_conventions_by_hand():
 
 
 def test_dense_layers():
-    """Layers without spikes are counted, with positional and keyword arguments as inputs."""
+    """Layers without spikes are counted for each call, with positional and keyword arguments."""
 
     class Network(nn.Module):
         def __init__(self):
@@ -259,13 +259,13 @@ def test_dense_layers():
             self.inner = x.shape[2:]
             x = self.head[0](input=self.neck(x))
             self.outer = x.shape[2:]
-            return self.head[1](x.mean((2, 3)))
+            return self.head[1](x.mean((2, 3))) + self.head[1](x.amax((2, 3)))
 
     model = Network().eval()
     activity = measure_activity(model, images(2, 3))
     layers = {layer.name: layer for layer in activity.layers if layer.kind == 'dense'}
     # Each input of a transposed convolution and each output of the other meet every entry of a kernel.
-    macs = [math.prod(model.inner) * 16 * 3 * 9, math.prod(model.outer) * 4 * 6 * 9, 4 * 7]
+    macs = [math.prod(model.inner) * 16 * 3 * 9, math.prod(model.outer) * 4 * 6 * 9, 2 * 4 * 7]
     assert [layer.macs for layer in layers.values()] == macs
     assert [(layer.name, layer.stage) for layer in layers.values()] == list(zip(layers, ('neck', 'head', 'head')))
     assert activity.total('events', dense=True).macs - activity.total('events').macs == sum(macs)

@@ -74,8 +74,15 @@ test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
 """
 
 
-@pytest.mark.parametrize('way', ['checkpoint', 'Pretrained'])
-@pytest.mark.parametrize('tool', ['analysis_tools/energy', 'visualizations/kao_coefficients', 'deployment/export'])
+@pytest.mark.parametrize(
+    ('tool', 'way'),
+    [
+        ('analysis_tools/energy', 'checkpoint'),
+        ('analysis_tools/energy', 'Pretrained'),
+        ('visualizations/kao_coefficients', 'checkpoint'),
+        ('deployment/export', 'checkpoint'),
+    ],
+)
 def test_tools_that_build_a_model(tool, way, evil, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / 'tools' / tool.split('/')[0]))  # as for a script that is run
