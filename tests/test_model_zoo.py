@@ -139,7 +139,7 @@ def test_inferencers_one_after_another(registered, picture):
 
     def classify():
         torch.manual_seed(0)
-        inferencer = ImageClassificationInferencer('kanet-kv_digits', pretrained=False, device='cpu')
+        inferencer = ImageClassificationInferencer('kanet-kv_8xb64_in1k', pretrained=False, device='cpu')
         return inferencer(picture)[0]['pred_scores']
 
     def segment():

@@ -20,7 +20,7 @@ CONFIG = next((ROOT / 'configs/lambda_resnet').glob('mask-rcnn_lambda-r*_scenes-
 DIGIT_CONFIG = """
 _base_ = {base!r}
 root = {root!r}
-metainfo = dict(classes=tuple('0123456789'))
+metainfo = dict(classes=root + '/annotations/classes.txt')  # as make demo-det sets it
 data = dict(data_root=root, metainfo=dict(_delete_=True, **metainfo))
 train_dataloader = dict(batch_size={batch_size}, num_workers=0, dataset=data)
 val_dataloader = dict(num_workers=0, dataset=data)
@@ -85,7 +85,7 @@ def test_enlarge(demo):
 
 def test_boxes_alone(tmp_path, demo, capsys):
     """The demo runs without masks in the network, the data and the metrics."""
-    config = make_config(tmp_path, 2, '--train', '2', '--val', '2')
+    config = make_config(tmp_path, 2, '--train', '2', '--val', '1')
     options = [
         'model.roi_head.mask_head=None',
         'model.roi_head.mask_roi_extractor=None',
