@@ -1,6 +1,5 @@
 """The shipped configs by name: in MMPretrain's index, in the inferencers of all hosts, and by get_config."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -47,15 +46,8 @@ def picture(tmp_path_factory):
     return str(path)
 
 
-def test_import_is_light():
-    """Importing mmkron loads two of its modules; public names are imported on first access."""
-    code = (
-        'import sys; before = set(sys.modules); import mmkron; new = set(sys.modules) - before;'
-        "print(*sorted(n for n in new if n.startswith('mmkron')));"
-        "print(*sorted(n for n in new if n in ('torch', 'numpy', 'yaml', 'mmengine', 'mmcv', 'mmpretrain')))"
-    )
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert done.stdout == 'mmkron mmkron.version\n\n'
+def test_public_names():
+    """Public names are imported on first access."""
     assert set(mmkron.__all__) <= set(dir(mmkron))
     for name in set(mmkron.__all__) - {'__version__'}:
         assert getattr(mmkron, name).__name__ == name

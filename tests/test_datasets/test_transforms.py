@@ -76,7 +76,7 @@ def test_exception_truncated_for_a_lenient_decoder(tmp_path, jpeg, monkeypatch, 
         LoadImageFromFile().transform({'img_path': path})
 
 
-@pytest.mark.parametrize('kind', ['JPEG', 'BMP', 'TIFF', 'WEBP'])
+@pytest.mark.parametrize('kind', ['JPEG', 'TIFF'])
 def test_feature_no_limit_of_pixels(tmp_path, kind, monkeypatch):
     """Pillow refuses images of more than twice its limit, which is lowered here; MMCV has no limit."""
     monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 48 * 64 // 2 - 1)

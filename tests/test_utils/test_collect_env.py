@@ -1,22 +1,17 @@
 """The report on the environment, for faked environments, and the remedies of known errors."""
 
-import importlib
 import runpy
 import subprocess
 import sys
 from importlib import metadata
 
-import mmcv
 import mmengine
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.utils import dl_utils
 
 import mmkron
-from mmkron.engine import runner as launch
 from mmkron.utils import collect_env
-from support.errors import raises
 
 OPENMMLAB = dict(torch='2.5.1', mmengine='0.10.7', mmcv='2.1.0', mmpretrain='1.2.0', mmsegmentation='1.2.2')
 OPENMMLAB |= dict(mmdet='3.3.0', setuptools='81.0.0', ftfy='6', regex='2026.1')
@@ -117,15 +112,3 @@ def test_this_environment(capsys):
 def test_remedies(error, remedy):
     assert remedy in collect_env.remedy_of(error)
     assert collect_env.remedy_of(ImportError('something else')) == ''
-
-
-def test_ceiling_is_explained(monkeypatch):
-    """The tools explain an assertion of the host."""
-    import mmdet
-
-    monkeypatch.setattr(mmcv, '__version__', '2.2.0')
-    if not hasattr(mmdet, 'mmcv_maximum_version'):
-        pytest.skip('this mmdet takes any mmcv')
-    monkeypatch.setattr(launch, 'import_module', lambda name: importlib.reload(mmdet))
-    with raises(launch.LaunchError, 'mmdet', "install 'mmcv>=2.0.0,<2.2.0'"):
-        launch.check_hosts(Config(dict(default_scope='mmdet')))
