@@ -1,5 +1,6 @@
 """What several test modules share."""
 
+import gc
 import random
 import socket
 
@@ -51,6 +52,14 @@ def plain_config_text():
         for module in (mmengine.config.config, yapf.yapflib.yapf_api):  # it imports the function early or late
             patch.setattr(module, 'FormatCode', lambda text, **_: (text, True), raising=False)
         yield
+
+
+@pytest.fixture(scope='module', autouse=True)
+def frozen_imports():
+    """Speed up the garbage collections of MMEngine's datasets, which need 0.3 s each with all hosts imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

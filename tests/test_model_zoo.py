@@ -1,6 +1,5 @@
 """The shipped configs by name: in MMPretrain's index, in the inferencers of all hosts, and by get_config."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -11,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from mmengine.runner import save_checkpoint
-from mmpretrain import ImageClassificationInferencer, get_model, list_models
+from mmpretrain import ImageClassificationInferencer, list_models
 from mmpretrain.apis.model import ModelHub
 from PIL import Image
 
@@ -47,60 +46,33 @@ def picture(tmp_path_factory):
     return str(path)
 
 
-def test_import_is_light():
-    """It loads two modules of mmkron and the standard library; public names are imported on first access."""
-    code = (
-        'import sys; before = set(sys.modules); import mmkron; new = set(sys.modules) - before;'
-        "print(*sorted(n for n in new if n.startswith('mmkron')));"
-        "print(*sorted(n for n in new if n in ('torch', 'numpy', 'yaml', 'mmengine', 'mmcv', 'mmpretrain')))"
-    )
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert done.stdout == 'mmkron mmkron.version\n\n'
+def test_public_names():
+    """Public names are imported on first access."""
     assert set(mmkron.__all__) <= set(dir(mmkron))
     for name in set(mmkron.__all__) - {'__version__'}:
         assert getattr(mmkron, name).__name__ == name
-    with pytest.raises(AttributeError, match="module 'mmkron' has no attribute 'no_such_name'"):
+    with raises(AttributeError, 'no_such_name'):
         _ = mmkron.no_such_name
 
 
 def test_registered_models(registered):
-    """Each classifier and no other model, under the name and with the config of its metafile."""
+    """Every classifier, and no other model, has the name and the config of its metafile."""
     first, second = registered
     assert first == second
     assert sorted(first) == sorted(CLASSIFIERS)
-    kanets = [name for name in CLASSIFIERS if 'kanet' in name]
-    assert {'kanet-kv_8xb64_in1k', 'kanet-kv_digits'} <= set(kanets)
-    assert list_models('*kanet*') == sorted(kanets) == list_models('*kanet*', task='Image Classification')
+    assert list_models('*kanet*') == sorted(name for name in CLASSIFIERS if 'kanet' in name)
     assert 'resnet50_8xb32_in1k' in list_models('resnet50')
-    dense = set(MODELS_BY_NAME) - set(CLASSIFIERS)
-    assert not dense & set(list_models())
+    assert not (set(MODELS_BY_NAME) - set(CLASSIFIERS)) & set(list_models())
     for name in CLASSIFIERS:
         info = ModelHub.get(name.upper())
         assert (info.name, info.weights) == (name, None)
-        assert info.config.default_scope == 'mmpretrain'
         assert info.config.to_dict() == Config.fromfile(ROOT / MODELS_BY_NAME[name]['Config']).to_dict(), name
         assert info.full_model.metadata.flops == MODELS_BY_NAME[name]['Metadata']['FLOPs']
 
 
-def test_get_model(registered, tmp_path):
-    """MMPretrain builds the model of the config, and loads a checkpoint by path."""
-    cfg = Config.fromfile(ROOT / 'configs/lambda_resnet/lambda-mobilenet-v2_8xb64_in1k.py')
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        torch.manual_seed(0)
-        expected = MODELS.build({**cfg.model, 'data_preprocessor': cfg.data_preprocessor})
-    expected.eval()
-    save_checkpoint(dict(state_dict=expected.state_dict(), meta={}), str(tmp_path / 'a.pth'))
-    model = get_model('lambda-mobilenet-v2_8xb64_in1k', pretrained=str(tmp_path / 'a.pth'))
-    x = torch.randn(1, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(model(x), expected(x))
-    other = get_model('lambda-mobilenet-v2_8xb64_in1k', head=dict(num_classes=7))
-    assert other.head.fc.out_features == 7
-
-
 @pytest.mark.parametrize('name', ['kanet-kv_8xb64_in1k', 'qkformer_1xb64_cifar10'])
 def test_classification_inferencer(registered, picture, name):
-    """Its scores equal the scores with the test pipeline of the config, which reads the file by our transform."""
+    """The scores equal those of the config's test pipeline, which reads the file by our transform."""
     inferencer = ImageClassificationInferencer(name, device='cpu')
     (result,) = inferencer(picture)
     steps = mmkron.get_config(name).test_dataloader.dataset.pipeline
@@ -121,7 +93,7 @@ DENSE = {
 
 @pytest.mark.parametrize('host', DENSE)
 def test_dense_inferencers(host, picture, tmp_path):
-    """The inferencers of the hosts accept the configs, and predict what the model does with the test pipeline."""
+    """The inferencers of the hosts accept the configs, and predict as the model does with the test pipeline."""
     pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
     cfg = mmkron.get_config(DENSE[host])
     with DefaultScope.overwrite_default_scope(host):
@@ -151,35 +123,25 @@ def test_dense_inferencers(host, picture, tmp_path):
     assert cfg.to_dict() == mmkron.get_config(DENSE[host]).to_dict()
 
 
-def test_inferencers_in_any_order(registered, picture):
-    """An inferencer leaves its host's default scope behind, which changes nothing for those that come after it."""
+def test_inferencers_one_after_another(registered, picture):
+    """An inferencer leaves its host's default scope set, which does not change the results of the next ones."""
     pytest.importorskip('mmcv._ext', reason='mmdet and mmseg need the compiled operators of mmcv')
     from mmdet.apis import DetInferencer
     from mmseg.apis import MMSegInferencer
 
     def classify():
-        return ImageClassificationInferencer('kanet-kv_8xb64_in1k', pretrained=False, device='cpu')(picture)[0]
-
-    def detect():
-        cfg = mmkron.get_config(DENSE['mmdet'])
-        cfg.model.test_cfg.rcnn.score_thr = 0.0  # an untrained network has low scores
-        return DetInferencer(cfg, device='cpu', show_progress=False)(picture)['predictions'][0]
+        torch.manual_seed(0)
+        inferencer = ImageClassificationInferencer('kanet-kv_8xb64_in1k', pretrained=False, device='cpu')
+        return inferencer(picture)[0]['pred_scores']
 
     def segment():
+        torch.manual_seed(0)
         return MMSegInferencer(mmkron.get_config(DENSE['mmseg']), device='cpu')(picture, show=False)['predictions']
 
-    results = []
-    for order in ([classify, detect, segment], [detect, segment, classify], [segment, classify, detect]):
-        with DefaultScope.overwrite_default_scope('mmengine'):  # what is left behind ends here
-            found = {}
-            for infer in order:
-                torch.manual_seed(0)
-                found[infer] = infer()
-            results.append((found[classify]['pred_scores'], found[detect]['scores'], found[segment]))
-    assert len(results[0][1]) > 0
-    for scores in results[1:]:
-        for value, expected in zip(scores, results[0]):
-            np.testing.assert_array_equal(value, expected)
+    scores, classes = classify(), segment()
+    DetInferencer(mmkron.get_config(DENSE['mmdet']), device='cpu', show_progress=False)(picture)
+    np.testing.assert_array_equal(segment(), classes)
+    np.testing.assert_array_equal(classify(), scores)
 
 
 def test_get_config():
@@ -198,14 +160,11 @@ def test_get_config():
     assert mmkron.list_configs('fpn') == []
 
 
-@pytest.mark.parametrize(('name', 'similar'), [('kanet-kw', 'kanet-kv'), ('0815', 'none'), ('../../secret', '')])
-def test_unknown_name(name, similar):
+@pytest.mark.parametrize('name', ['kanet-kw', '0815', '../../secret'])
+def test_unknown_names(name):
     with raises(ValueError, 'name', name) as error:
         mmkron.get_config(name)
-    assert similar in str(error.value)
-
-
-def test_names_that_are_not_strings():
+    assert ('kanet-kv' in str(error.value)) == (name == 'kanet-kw')  # similar names are listed
     with raises(TypeError, 'name', None):
         mmkron.get_config(None)
     with raises(TypeError, 'pattern', None):
@@ -219,13 +178,10 @@ def test_names_of_two_configs(monkeypatch):
         model_zoo._config_paths.__wrapped__()
 
 
-def test_without_mmpretrain(monkeypatch):
+def test_missing_parts(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, 'mmpretrain.apis.model', None)
-    with raises(ImportError, 'mmpretrain', 'docs/install.md'):
+    with raises(ImportError, 'mmpretrain'):
         mmkron.register_models()
-
-
-def test_without_the_index(monkeypatch, tmp_path):
     monkeypatch.setattr(model_zoo, 'PACKAGE', tmp_path / 'mmkron')
     with raises(FileNotFoundError, 'model-index.yml'):
         model_zoo.index_root()

@@ -1,7 +1,5 @@
-"""What an installed mmkron holds: a wheel from the source distribution, and an editable install."""
+"""The contents of an installed mmkron: a wheel from the source distribution, and an editable install."""
 
-import importlib.metadata
-import json
 import os
 import shutil
 import subprocess
@@ -68,24 +66,12 @@ def wheel(tree: Path, editable_mim: Path) -> zipfile.ZipFile:
         yield file
 
 
-def test_wheel_installs_mmkron_only(wheel: zipfile.ZipFile) -> None:
-    version = {}
-    exec((ROOT / 'mmkron' / 'version.py').read_text(), version)
-    assert {name.split('/')[0] for name in wheel.namelist()} == {
-        'mmkron',
-        f'mmkron-{version["__version__"]}.dist-info',
-    }
-    assert not [name for name in wheel.namelist() if 'tests' in name.split('/') or '/test_' in name]
-
-
-def test_wheel_holds_every_module(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_every_module_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    names = [name for name in wheel.namelist() if '.dist-info/' not in name]
     modules = {f'mmkron/{name}' for name in list_files(ROOT / 'mmkron') if not name.startswith('.mim/')}
-    assert {name for name in wheel.namelist() if name.startswith('mmkron/') and '/.mim/' not in name} == modules
-
-
-def test_wheel_holds_mim_files(wheel: zipfile.ZipFile) -> None:
+    assert {name for name in names if '/.mim/' not in name} == modules
     prefix = 'mmkron/.mim/'
-    found = {name[len(prefix) :] for name in wheel.namelist() if name.startswith(prefix)}
+    found = {name[len(prefix) :] for name in names if name.startswith(prefix)}
     expected = {f'{entry}/{name}' for entry in ('configs', 'tools') for name in list_files(ROOT / entry)}
     assert found == expected | {'model-index.yml'}
     for name in found:
@@ -94,27 +80,21 @@ def test_wheel_holds_mim_files(wheel: zipfile.ZipFile) -> None:
 
 def test_wheel_requires_torch_of_any_version(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith('.dist-info/METADATA')]
-    metadata = Parser().parsestr(wheel.read(name).decode())
-    requirements = metadata.get_all('Requires-Dist')
+    requirements = Parser().parsestr(wheel.read(name).decode()).get_all('Requires-Dist')
     assert [text for text in requirements if 'extra ==' not in text] == ['torch']
-    assert set(metadata.get_all('Provides-Extra')) == {'openmmlab', 'onedl', 'test', 'dev'}
-    assert not [text for text in requirements if '==' in text.split(';')[0]], 'exact pins belong in requirements/'
 
 
 def test_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """The unpacked wheel gives its configs, MMPretrain's index its models, and MIM finds its tools."""
+    """The unpacked wheel has its configs, and MIM finds its tools."""
     wheel.extractall(tmp_path / 'site')
     code = (
         'import sys; sys.path.insert(0, sys.argv[1])\n'
         'import mmkron; print(mmkron.get_config("kanet-kv").filename)\n'
-        'names = mmkron.register_models()\n'
-        'from mmpretrain.apis.model import ModelHub; print(ModelHub.get(names[0]).config.filename)\n'
         'from mmengine.utils import get_installed_path; print(get_installed_path("mmkron"))'
     )
-    by_name, registered, package = call('-W', 'ignore', '-c', code, str(tmp_path / 'site'), cwd=tmp_path).splitlines()
+    config, package = call('-W', 'ignore', '-c', code, str(tmp_path / 'site'), cwd=tmp_path).splitlines()
     mim = tmp_path / 'site' / 'mmkron' / '.mim'
-    assert Path(by_name) == mim / 'configs/kanet/kanet_kv_imagenet.py'
-    assert Path(registered) == mim / 'configs/kanet/kanet_kv_imagenet.py'
+    assert Path(config) == mim / 'configs/kanet/kanet_kv_imagenet.py'
     assert Path(package) == mim.parent
     assert {'train.py', 'test.py'} <= set(os.listdir(mim / 'tools'))
 
@@ -123,24 +103,3 @@ def test_editable_install_links_mim(editable_mim: Path, tree: Path) -> None:
     assert {path.name for path in editable_mim.iterdir()} == set(MIM_ENTRIES)
     for entry in MIM_ENTRIES:
         assert (editable_mim / entry).resolve() == (tree / entry).resolve()
-
-
-def test_running_editable_install(tmp_path: Path) -> None:
-    try:
-        text = importlib.metadata.distribution('mmkron').read_text('direct_url.json')
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip('mmkron is not installed')
-    info = json.loads(text or '{}')
-    if not info.get('dir_info', {}).get('editable') or info['url'] != ROOT.as_uri():
-        pytest.skip('mmkron is not an editable install of this checkout')
-    code = (
-        'import json; from importlib.util import find_spec as f;'
-        'print(json.dumps([f("mmkron").origin] + [list(s.submodule_search_locations or []) if s else []'
-        ' for s in map(f, ("configs", "tools", "tests"))]))'
-    )
-    origin, *others = json.loads(call('-c', code, cwd=tmp_path))
-    assert Path(origin).resolve().parents[1] == ROOT
-    for entry in MIM_ENTRIES:
-        assert (Path(origin).parent / '.mim' / entry).resolve() == ROOT / entry
-    for locations in others:
-        assert not [location for location in locations if Path(location).resolve().parent == ROOT]

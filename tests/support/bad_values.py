@@ -1,4 +1,4 @@
-"""Draw bad values for the arguments of a signature, and judge what a call makes of them."""
+"""Draw bad values for the arguments of a signature, and judge the errors of its calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Object:
         return '<an object>'
 
 
-# What is tried for every argument, as far as its kind does not allow it.
+# Values that are tried for every argument whose kind does not allow them.
 COMMON = (
     None, False, True, -1, 0, 1, 0.5, 1.5, math.nan, math.inf, -math.inf, 1j, '', '1', 'nonsense', b'1', [], (), {},
     ['1'], [None], {'nonsense': 1}, {1, 2}, _Object(), int, len, torch.ones(2), torch.ones((), dtype=torch.long),
@@ -37,11 +37,11 @@ class Bad(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What an argument may be: a test of a value, and bad values that only this kind has."""
+    """Values that an argument may have, as a test, and bad values that only this kind has."""
 
     allows: Callable[[Any], bool]
     special: tuple[Bad, ...] = ()
-    by_type: bool = False  # an error may show the type of a bad value in its place
+    by_type: bool = False  # an error may show the type of a bad value instead
 
     def draw(self) -> Iterator[Bad]:
         """Yield all bad values of this kind."""
@@ -57,11 +57,11 @@ class Kind(NamedTuple):
 
 
 def texts(value: Any, by_type: bool = False) -> tuple[str, ...]:
-    """Return the texts that show a value: its repr, that of its only entry, or the shape or dtype of a tensor."""
+    """Return texts that show a value: its repr, the repr of its only entry, or a tensor's shape and dtype."""
     shown = [repr(value)]
     if isinstance(value, Tensor):
         shown += [str(tuple(value.shape)), str(value.dtype)]
-    if isinstance(value, (list, tuple, dict)) and len(value) == 1:  # the entry is what is bad
+    if isinstance(value, (list, tuple, dict)) and len(value) == 1:  # the entry is bad
         shown += texts(next(iter(value)), by_type)
     return (*shown, *([type(value).__name__] if by_type else []))
 
@@ -95,7 +95,7 @@ def sequence_of(item: Kind, *good: Any, fixed: bool = True, empty: bool = False)
             return False
         return all(map(item.allows, value)) if value else empty
 
-    # One item is bad: the last, so that nothing else may stop the call before.
+    # The last item is bad, so that nothing else may stop the call before.
     special = [Bad((*good[:-1], bad.value), (repr((*good[:-1], bad.value)), *bad.shown)) for bad in item.draw()]
     if fixed:
         special += [Bad(value, texts(value)) for value in (good[:-1], (*good, good[-1]))]
@@ -103,14 +103,14 @@ def sequence_of(item: Kind, *good: Any, fixed: bool = True, empty: bool = False)
 
 
 def tensor(good: Tensor, *wrong: Any, batch: int = 0, ranks: bool = True, least_rank: bool = True) -> Kind:
-    """Allow a tensor such as ``good``: not of another type or rank, not empty, and not those in ``wrong``.
+    """Allow a tensor such as ``good``, but not of another type or rank, not an empty one, and not ``wrong`` ones.
 
     Args:
         good: The tensor.
         *wrong: Further bad values.
         batch: The axis that may be empty, as for a batch without regions.
         ranks: Whether another number of dimensions is bad.
-        least_rank: Whether one dimension less is.
+        least_rank: Whether one dimension less is bad.
     """
     dtypes = [dtype for dtype in (torch.bool, torch.long, torch.float32, torch.complex64) if dtype != good.dtype]
     values = [good.to(dtype) for dtype in dtypes]
@@ -121,12 +121,12 @@ def tensor(good: Tensor, *wrong: Any, batch: int = 0, ranks: bool = True, least_
 
 
 FLAG = Kind(lambda value: type(value) is bool)
-# Without the junk of COMMON, where anything goes.
+# Without the values of COMMON.
 ANYTHING = Kind(lambda value: True)
 
 
 class Signature(NamedTuple):
-    """A public signature: how it is called, good arguments for it, and what kinds its arguments are."""
+    """A public signature: its call, good arguments, and the kinds of its arguments."""
 
     call: Callable[..., Any]
     good: Mapping[str, Any]
@@ -134,7 +134,7 @@ class Signature(NamedTuple):
 
 
 def faults(signature: Signature) -> list[str]:
-    """Call a signature with one bad value at a time; return what is not one clear error."""
+    """Call a signature with one bad value at a time, and return the errors that are not clear."""
     found = []
     for argument, kind in signature.kinds.items():
         for bad in kind.draw():
@@ -145,7 +145,7 @@ def faults(signature: Signature) -> list[str]:
 
 
 def fault_of(signature: Signature, argument: str, bad: Bad) -> str | None:
-    """Return what is wrong with the error for a bad value, None if it is one clear error.
+    """Return the fault of the error for a bad value, or None if it is clear.
 
     A clear error is exactly a ValueError or a TypeError that a statement of the package raises, with a message that
     names the argument as a whole word and shows the value.

@@ -1,4 +1,4 @@
-"""The weights of positions against the operators, and against numbers worked out by hand."""
+"""The weights of positions against the operators, and against numbers computed by hand."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from mmkron.analysis import position_weights
 from mmkron.layers import KroneckerAttention2d
-from support.errors import raises
 
 MODES = ['dense', 'pooled', 'kv', 'qkv']
 
@@ -19,7 +18,7 @@ def tensor(*shape, seed=0):
 @pytest.mark.parametrize('context_shape', [None, (4, 9)], ids=['self', 'cross'])
 @pytest.mark.parametrize('mode', MODES)
 def test_weighted_sum_is_the_output(mode, context_shape, norm):
-    """At every position of an odd map that is not square."""
+    """The weighted sum is the output at every position of an odd map that is not square."""
     layer = KroneckerAttention2d(3, mode, maps='qk', norm=norm).double().eval()
     x = tensor(2, 3, 5, 7)
     context = x if context_shape is None else tensor(2, 3, *context_shape, seed=1)
@@ -44,7 +43,7 @@ def test_weighted_sum_is_the_output(mode, context_shape, norm):
 
 
 def test_values_of_kv():
-    """Map 2 x 3, position (1, 0), so query 3."""
+    """In a map of 2 x 3, position (1, 0) is query 3."""
     coefficients = torch.zeros(1, 5, 6)
     coefficients[0, :, 3] = torch.tensor([0.2, 0.4, 0.0, 0.1, 0.3])
     weights = position_weights(coefficients, 'kv', (2, 3), (1, 0))
@@ -55,7 +54,7 @@ def test_values_of_kv():
 
 
 def test_values_of_qkv():
-    """Map 2 x 3, position (1, 0): the query of row 1 is number 3 + 1, the query of column 0 is number 0."""
+    """In a map of 2 x 3, position (1, 0) has the queries 3 + 1, of row 1, and 0, of column 0."""
     coefficients = torch.zeros(1, 5, 5)
     coefficients[0, :, 4] = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
     coefficients[0, :, 0] = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
@@ -75,19 +74,3 @@ def test_values_of_dense():
     assert weights.positions.tolist() == [[[0, 0.25, 0], [0.5, 0.25, 0]]]
     assert weights.rows.tolist() == [[[0.25, 0.75]]]
     assert weights.columns.tolist() == [[[0.5, 0.5, 0]]]
-
-
-@pytest.mark.parametrize(
-    ('mode', 'position', 'shape', 'argument', 'value'),
-    [
-        ('axial', (0, 0), (1, 5, 6), 'mode', 'axial'),
-        ('kv', (2, 0), (1, 5, 6), 'position', (2, 0)),
-        ('kv', (0, -1), (1, 5, 6), 'position', (0, -1)),
-        ('qkv', (0, 0), (1, 5, 6), 'coefficients', (1, 5, 6)),
-        ('pooled', (0, 0), (1, 5, 6), 'coefficients', (1, 5, 6)),
-        ('kv', (0, 0), (5, 6), 'coefficients', (5, 6)),
-    ],
-)
-def test_bad_arguments(mode, position, shape, argument, value):
-    with raises(ValueError, argument, value):
-        position_weights(torch.zeros(shape), mode, (2, 3), position)

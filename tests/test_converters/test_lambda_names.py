@@ -18,7 +18,7 @@ from support.errors import raises
 
 
 def randomize(model):
-    """Set weights and statistics that all affect the output; float64, evaluation mode."""
+    """Return the model in float64 and evaluation mode, with weights and statistics that all affect the output."""
     generator = torch.Generator().manual_seed(0)
     for m in model.modules():
         if isinstance(m, nn.modules.batchnorm._BatchNorm):
@@ -36,15 +36,12 @@ def image(*shape):
 
 @pytest.mark.parametrize('name', TIMM_NETWORKS)
 def test_timm(name):
-    """Maps of every stage agree; the global network has one size in timm."""
+    """Maps of every stage agree; timm's global network has one input size."""
     theirs = randomize(timm.create_model(name))
     ours = LambdaResNet(**TIMM_NETWORKS[name], out_indices=(0, 1, 2, 3)).double().eval()
     converted = convert_timm(theirs.state_dict(), ours.state_dict())
     assert converted.unused == converted.missing == []
     ours.load_state_dict(converted.state_dict)
-    assert sum(p.numel() for p in ours.parameters()) == sum(
-        p.numel() for n, p in theirs.named_parameters() if not n.startswith('head.')
-    )
     x = image(1, 3, 256, 256) if 'img_size' in TIMM_NETWORKS[name] else image(2, 3, 64, 96)
     with torch.no_grad():
         outs, expected = ours(x), theirs.forward_intermediates(x, indices=4, intermediates_only=True)
@@ -63,13 +60,9 @@ def test_timm_of_another_network():
     expected = [f'{layer}.{part}' for layer in layers for part in ('weight', 'bias')]
     assert converted.unused == [*expected, 'extra']
     assert converted.missing == [f'stages.{block}.spatial.layer.position_table' for block in ('2.1', '3.0', '3.1')]
-
-
-def test_timm_of_other_shapes():
     names = ['stages.2.1.self_attn.conv_lambda.weight', 'stages.3.0.self_attn.pos_emb']
     converted = convert_timm(dict.fromkeys(names, torch.zeros(3)), LambdaResNet(stage_layers='CCLL').state_dict())
-    assert converted.unused == names
-    assert converted.state_dict == {}
+    assert converted == ({}, {}, names, converted.missing)
 
 
 @pytest.mark.parametrize('intra_depth', [1, 3])
@@ -78,16 +71,8 @@ def test_lambda_networks(scope, intra_depth):
     torch.manual_seed(0)
     extent = dict(r=scope) if scope else dict(n=6)
     theirs = randomize(PeerLayer(12, dim_k=4, heads=2, dim_out=8, dim_u=intra_depth, **extent))
-    ours = LambdaLayer(
-        12,
-        8,
-        dim_key=4,
-        heads=2,
-        intra_depth=intra_depth,
-        scope=scope,
-        feat_size=None if scope else 6,
-        position_bias=bool(scope),
-    )
+    extent = dict(scope=scope, feat_size=None if scope else 6, position_bias=bool(scope))
+    ours = LambdaLayer(12, 8, dim_key=4, heads=2, intra_depth=intra_depth, **extent)
     ours.double().eval().load_state_dict(convert_lambda_networks(theirs.state_dict()))
     x = image(2, 12, 6, 6)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-9, atol=1e-9)
@@ -112,7 +97,7 @@ def test_lambda_networks_of_another_layer(change, shown):
 
 
 class Classifier(nn.Module):
-    """Has the parameter names of an MMPretrain classifier."""
+    """Network with the parameter names of an MMPretrain classifier."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +130,7 @@ def test_resnet(build):
 
 
 def test_resnet_with_lambda_layers():
-    """All entries of c5 but the 3 x 3 convolutions and their norms are converted."""
+    """All entries of c5 are converted, except the 3 x 3 convolutions and their norms."""
     with torch.device('meta'):
         theirs = torchvision.models.resnet50().state_dict()
         ours = LambdaResNet(stage_layers='CCCL', skeleton='v1.5').state_dict()
@@ -168,10 +153,3 @@ def test_resnet_of_other_blocks(depth, blocks):
         ours = LambdaResNet(stage_layers='CCLL', skeleton='v1.5').state_dict()
     with raises(ValueError, 'state_dict', blocks):
         convert_resnet(theirs, ours)
-
-
-def test_resnet_without_squeeze_and_excitation():
-    with torch.device('meta'):
-        theirs = torchvision.models.resnet50().state_dict()
-        ours = LambdaResNet(stage_layers='CCCC', skeleton='v1.5', se=True).state_dict()
-    assert {name.split('.')[3] for name in convert_resnet(theirs, ours).missing} == {'se'}

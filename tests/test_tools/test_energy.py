@@ -1,9 +1,8 @@
-"""The energy report: its figures against those computed by hand, and its errors."""
+"""The energy report: its figures against independent counts, and its errors."""
 
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from PIL import Image
 
 from mmkron.datasets import Digits
 from mmkron.layers import SpikingConv
-from support.tools import Touch, load_tool
+from support.tools import load_tool
 
 MODEL = """
 arch = dict(
@@ -48,26 +47,6 @@ val_dataloader = dict(
         type='BaseSegDataset', data_root='.', data_prefix=dict(img_path='images', seg_map_path='labels'),
         img_suffix='.png', metainfo=dict(classes=('a', 'b')),
         pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')]))
-"""
-DETECTOR = f"""{MODEL}
-default_scope = 'mmdet'
-model = dict(
-    type='RetinaNet',
-    data_preprocessor=dict(type='DetDataPreprocessor', mean=[127.5] * 3, std=[60.0] * 3, pad_size_divisor=4),
-    backbone=dict(backbone, out_indices=(0, 1)),
-    neck=dict(type='FPN', in_channels=[8, 16], out_channels=8, num_outs=2),
-    bbox_head=dict(
-        type='RetinaHead', num_classes=1, in_channels=8, feat_channels=8, stacked_convs=1,
-        anchor_generator=dict(type='AnchorGenerator', ratios=[1.0], scales=[4], strides=[2, 4])),
-    test_cfg=dict(nms_pre=10, min_bbox_size=0, score_thr=0.05, nms=dict(type='nms', iou_threshold=0.5), max_per_img=5))
-val_dataloader = dict(
-    batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
-    dataset=dict(
-        type='CocoDataset', ann_file='boxes.json', data_prefix=dict(img='images/'), metainfo=dict(classes=('a',)),
-        test_mode=True,
-        pipeline=[dict(type='LoadImageFromFile'), dict(type='Resize', scale=(32, 24)),
-                  dict(type='LoadAnnotations', with_bbox=True),
-                  dict(type='PackDetInputs', meta_keys=('img_id', 'img_shape', 'ori_shape', 'scale_factor'))]))
 """
 CONVENTIONS = ('paper', 'strict', 'events')
 
@@ -108,159 +87,111 @@ def classifier(tmp_path):
     return model
 
 
-def test_digits(report, classifier, tmp_path, capsys):
+def test_digits(report, classifier, tmp_path):
+    """The energies follow from the inputs of the convolutions and, by the package's own counts, of the attentions."""
     figures = report('classifier.py', 'a.pth', '--batches', 2, '--out', 'out')
-    text = capsys.readouterr().out
     layers = {layer['name']: layer for layer in figures['layers']}
-
     digits = Digits(split='val', pipeline=[])
     x = np.stack([digits.get_data_info(i)['img'] for i in range(8)]).reshape(8, 1, 8, 8)
     x = (torch.from_numpy(x).float() - 127.5) / 127.5
     inputs = {}
     for name, module in classifier.named_modules():
         if isinstance(module, SpikingConv):
-            module.conv.register_forward_hook(lambda m, args, out, name=name: inputs.update({name: args[0]}))
+            module.conv.register_forward_hook(lambda m, args, out, name=name: inputs.update({name: args[0].double()}))
     with torch.no_grad():
         pooled = classifier.neck(classifier.backbone(x))[-1]
-    expected = dict.fromkeys(CONVENTIONS, 0.0)
-    sums, binary = [], []
+    expected, kinds = dict.fromkeys(CONVENTIONS, 0.0), set()
     for name, value in inputs.items():
         layer, conv = layers[name], classifier.get_submodule(name).conv
-        value, ones = value.double(), torch.ones_like(conv.weight).double()
-        met = F.conv2d((value != 0).double(), ones, None, conv.stride, conv.padding)
+        met = F.conv2d((value != 0).double(), torch.ones_like(conv.weight).double(), None, conv.stride, conv.padding)
         macs = met[0].numel() * conv.weight[0].numel()
-        assert layer['macs'] == macs
+        assert (layer['macs'], layer['events']) == (macs, met.sum().item() / 8)
         assert layer['mean'] == pytest.approx(value.mean().item(), rel=1e-12)
-        assert layer['events'] == met.sum().item() / 8
-        if name == 'backbone.stem.convs.0':
-            assert (layer['once'], layer['steps']) == (True, 3)
-            for convention in expected:
-                expected[convention] += 4.6e-9 * macs
-            continue
-        counts = set(value.unique().tolist()) > {0, 1}
-        (sums if counts else binary).append(name)
-        assert layer['values'] == ('integer' if counts else 'binary')
-        assert layer['maximum'] == value.max()
-        expected['paper'] += 0.9e-9 * value.mean().item() * macs * 3
-        expected['strict'] += 4.6e-9 * macs * 3 if counts else 0.9e-9 * value.mean().item() * macs * 3
-        expected['events'] += 0.9e-9 * met.sum().item() / 8
-    assert len(sums) > 3
-    assert len(binary) > 3
+        assert layer['once'] == (name == 'backbone.stem.convs.0')
+        if layer['once']:
+            energies = dict.fromkeys(CONVENTIONS, 4.6e-9 * macs)
+        else:
+            counts = set(value.unique().tolist()) > {0, 1}
+            kinds.add(counts)
+            spikes = 0.9e-9 * value.mean().item() * macs * 3
+            energies = dict(
+                paper=spikes, strict=4.6e-9 * macs * 3 if counts else spikes, events=0.9e-9 * layer['events']
+            )
+        for convention, energy in energies.items():
+            expected[convention] += energy
+    assert kinds == {True, False}
     products = [layer for layer in figures['layers'] if layer['kind'] in ('sum', 'mask', 'product')]
     assert len(products) == 4
     for convention, value in expected.items():
         value += sum(layer['cost'][convention]['mJ'] for layer in products)
         assert figures['total'][convention]['mJ'] == pytest.approx(value, rel=1e-9)
-        stages = [stage[convention]['mJ'] for stage in figures['stages'].values()]
-        assert sum(stages) == pytest.approx(value, rel=1e-9)
-        assert f'{value * 1e3:.4f}' in text.split('= total')[1].splitlines()[0]
+        assert sum(stage[convention]['mJ'] for stage in figures['stages'].values()) == pytest.approx(value, rel=1e-9)
     assert list(figures['stages']) == list(figures['rates']) == ['stem', 'stage 1', 'stage 2']
     assert figures['samples'] == 8
-    assert (figures['config'], figures['checkpoint']) == ('classifier.py', 'a.pth')
     assert figures['dense_not_in_total'] == dict(macs=160, mJ=pytest.approx(160 * 4.6e-9))
     assert layers['head.fc']['mean'] == pytest.approx(pooled.mean().item(), rel=1e-6)
     rates = {neuron['name']: neuron['rate'] for neuron in figures['neurons']}
     # Their output is the input of the next convolution.
     assert rates['backbone.stem.convs.0.neuron'] == pytest.approx(inputs['backbone.stem.convs.1'].mean().item())
-
-    (listed,) = re.findall(r'inputs sums of spikes or counts: (.*?)\ninputs real', text, re.DOTALL)
-    assert [entry.split()[0] for entry in listed.split(',')] == [name for name in layers if name in sums]
-    for name in ('energy', 'activity'):
-        assert min(Image.open(tmp_path / f'out/{name}.png').size) > 200
+    assert {path.name for path in (tmp_path / 'out').iterdir()} >= {'energy.png', 'activity.png'}
 
 
-def test_initial_weights_and_options(report, classifier):
-    """The number of steps can be set; the first convolution still runs once."""
-    figures = report('classifier.py', 'none', '--batches', 1, '--out', 'out', '--cfg-options', 'model.backbone.steps=5')
-    first, second = figures['layers'][:2]
-    assert (first['steps'], first['once'], first['cost']['paper']['macs']) == (5, True, first['macs'])
-    assert (second['steps'], second['once']) == (5, False)
-    assert second['cost']['paper']['accumulates'] == pytest.approx(5 * second['mean'] * second['macs'])
-
-
-def test_silent_network(report, classifier, tmp_path, capsys):
-    """Layers that no spike reaches are listed as silent, and pictures are drawn."""
+def test_silent_network(report, classifier, tmp_path):
+    """Silent neurons cost nothing; with another number of steps the first convolution still runs once."""
     for module in classifier.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             torch.nn.init.zeros_(module.weight)
     torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'silent.pth')
-    figures = report('classifier.py', 'silent.pth', '--batches', 1, '--out', 'out')
-    text = capsys.readouterr().out
-    (silent,) = re.findall(r'inputs that were always 0: (.*?)\ndense layers', text, re.DOTALL)
-    first, *rest = [layer for layer in figures['layers'] if layer['kind'] != 'dense']
-    assert re.split(r',\s+', silent) == [layer['name'] for layer in rest]
+    options = ['--batches', 1, '--out', 'out', '--cfg-options', 'model.backbone.steps=5']
+    figures = report('classifier.py', 'silent.pth', *options)
+    first, second = figures['layers'][:2]
+    assert (first['steps'], first['once'], second['once']) == (5, True, False)
     assert {name: total['mJ'] for name, total in figures['total'].items()} == {
         name: pytest.approx(first['macs'] * 4.6e-9) for name in CONVENTIONS
     }
 
 
-@pytest.fixture
-def pictures(tmp_path):
-    """Write two images of 32 x 24 with labels and boxes."""
-    rng = np.random.default_rng(0)
-    coco = dict(images=[], annotations=[], categories=[dict(id=1, name='a')])
-    for folder in ('images', 'labels'):
+def test_dense_prediction(report, tmp_path):
+    """The samples of a sliding segmentor are crops; layers after the backbone are not in the totals."""
+    pytest.importorskip('mmseg')
+    for folder, shape, high in (('images', (24, 32, 3), 256), ('labels', (24, 32), 2)):
         (tmp_path / folder).mkdir()
-    for i in range(2):
-        Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8)).save(tmp_path / f'images/{i}.png')
-        Image.fromarray(rng.integers(0, 2, (24, 32), dtype=np.uint8)).save(tmp_path / f'labels/{i}.png')
-        coco['images'].append(dict(id=i, file_name=f'{i}.png', height=24, width=32))
-        box = dict(id=i + 1, image_id=i, category_id=1, bbox=[2, 2, 8, 8], area=64, iscrowd=0)
-        coco['annotations'].append(box)
-    (tmp_path / 'boxes.json').write_text(json.dumps(coco))
-
-
-@pytest.mark.parametrize('host', ['mmseg', 'mmdet'])
-def test_dense_prediction(host, report, pictures, tmp_path):
-    """The samples of a segmentor that slides are crops; layers after the backbone are not in the totals."""
-    pytest.importorskip(host)
-    (tmp_path / 'dense.py').write_text(SEGMENTOR if host == 'mmseg' else DETECTOR)
+        for i in range(2):
+            pixels = np.random.default_rng(i).integers(0, high, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / folder / f'{i}.png')
+    (tmp_path / 'dense.py').write_text(SEGMENTOR)
     torch.save(build(tmp_path / 'dense.py').state_dict(), tmp_path / 'a.pth')
     figures = report('dense.py', 'a.pth', '--out', 'out')
-    crops = host == 'mmseg'
-    assert figures['samples'] == (2 * 4 if crops else 2)
+    assert figures['samples'] == 2 * 4
     layers = {layer['name']: layer for layer in figures['layers']}
-    positions = 16 * 16 if crops else 24 * 32
-    assert layers['backbone.stem.convs.0']['macs'] == positions * 3 * 4 * 9
+    assert layers['backbone.stem.convs.0']['macs'] == 16 * 16 * 3 * 4 * 9
     # The two maps are a half and a quarter as high and wide.
-    if crops:
-        assert layers['decode_head.scale_heads.0.0.conv']['macs'] == positions / 4 * 8 * 8 * 9
-        assert layers['decode_head.scale_heads.1.0.conv']['macs'] == positions / 16 * 16 * 8 * 9
-    else:
-        assert layers['neck.lateral_convs.1.conv']['macs'] == positions / 16 * 16 * 8
-        assert layers['bbox_head.cls_convs.0.conv']['macs'] == positions * (1 / 4 + 1 / 16) * 8 * 8 * 9
+    assert layers['decode_head.scale_heads.0.0.conv']['macs'] == 8 * 8 * 8 * 8 * 9
+    assert layers['decode_head.scale_heads.1.0.conv']['macs'] == 4 * 4 * 16 * 8 * 9
     dense = [layer for layer in figures['layers'] if layer['kind'] == 'dense']
     assert not any(layer['name'].startswith('backbone') for layer in dense)
     assert figures['dense_not_in_total']['macs'] == sum(layer['macs'] for layer in dense)
     assert list(figures['stages']) == ['stem', 'stage 1', 'stage 2']
 
 
-# ------------------------------------------------------------------------------------------------------ mistakes
-
-
 def test_bad_input(report, classifier, tiny_config, tmp_path):
     torch.save(dict(state_dict={'backbone.x': torch.zeros(1)}), tmp_path / 'other.pth')
-    torch.save({'meta': {}, 'state_dict': {}, 'x': Touch(tmp_path / 'proof')}, tmp_path / 'evil.pth')
     (tmp_path / 'empty.pth').touch()
     (tmp_path / 'file').touch()
     (tmp_path / 'taken/energy.png').mkdir(parents=True)
-    options = '--cfg-options'
-    for argv, message in (
-        (('gone.py', 'a.pth'), "config is not a file: 'gone.py'"),
-        (('classifier.py', 'gone.pth'), "checkpoint is not a file: 'gone.pth'"),
-        (('classifier.py', 'other.pth'), 'checkpoint other.pth does not fit the model: it sets 0 of .*backbone.x'),
-        (('classifier.py', 'empty.pth'), 'checkpoint empty.pth is damaged or cut off'),
-        (('classifier.py', 'evil.pth'), 'checkpoint evil.pth is refused: it holds more than weights'),
-        (('tiny.py', 'none'), 'the model has no spiking layer of mmkron'),
-        (('classifier.py', 'a.pth', '--batches', 0), '--batches must be at least 1, got 0'),
-        (('classifier.py', 'a.pth', '--device', 'nowhere'), '--device nowhere: '),
-        (('classifier.py', 'a.pth', '--out', 'file'), "--out 'file' cannot be written: "),
-        (('classifier.py', 'a.pth', '--batches', 1, '--out', 'taken'), 'the report cannot be written: .*energy.png'),
-        (('classifier.py', 'a.pth', options, 'model=None'), "config 'classifier.py' has no model"),
-        (('classifier.py', 'a.pth', options, 'val_dataloader=None'), "config 'classifier.py' has no val_dataloader"),
+    for argv, named in (
+        ('gone.py a.pth', 'gone.py'),
+        ('classifier.py gone.pth', 'gone.pth'),
+        ('classifier.py other.pth', 'backbone.x'),
+        ('classifier.py empty.pth', 'empty.pth'),
+        ('tiny.py none', 'spiking layer'),
+        ('classifier.py a.pth --batches 0', '--batches'),
+        ('classifier.py a.pth --device nowhere', '--device nowhere'),
+        ('classifier.py a.pth --out file', "--out 'file'"),
+        ('classifier.py a.pth --batches 1 --out taken', 'energy.png'),
+        ('classifier.py a.pth --cfg-options model=None', 'model'),
+        ('classifier.py a.pth --cfg-options val_dataloader=None', 'val_dataloader'),
     ):
-        with pytest.raises(SystemExit) as stop:
-            report(*argv)
-        assert re.match(f'error: {message}', stop.value.code), stop.value.code
-    assert not (tmp_path / 'proof').exists()
+        with pytest.raises(SystemExit, match=f'^error: .*{named}'):
+            report(*argv.split())
     assert not (tmp_path / 'out').exists()

@@ -1,4 +1,4 @@
-"""The composed scenes: what the files hold, how the hosts read them, and what is refused."""
+"""The composed scenes: the contents of the files, and the objects of a scene."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from support.tools import load_tool
 pytest.importorskip('pycocotools', reason='the masks of the COCO set are encoded by pycocotools')
 
 SIZE = (65, 90)
-COUNTS = {'train': 5, 'val': 4}
+OPTIONS = ['--source', 'digits', '--size', '65', '90', '--objects', '4', '7']
 
 
 @pytest.fixture(scope='module')
@@ -22,10 +22,9 @@ def tool():
 
 @pytest.fixture(scope='module')
 def made(tool, tmp_path_factory):
-    """A small set of digits, which scikit-learn has everywhere."""
+    """Compose a small set of digits, which scikit-learn always has."""
     out = tmp_path_factory.mktemp('scenes') / 'set'
-    size = [str(n) for n in SIZE]
-    tool.main([str(out), '--source', 'digits', '--size', *size, '--train', '5', '--val', '4', '--objects', '4', '7'])
+    tool.main([str(out), *OPTIONS, '--train', '5', '--val', '4'])
     return out
 
 
@@ -38,44 +37,29 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def disk(radius: float = 10.0, value: int = 255) -> np.ndarray:
-    """(28, 28) uint8: looks the same mirrored and turned."""
+    """Return a (28, 28) uint8 image that looks the same mirrored and rotated."""
     y, x = np.mgrid[:28, :28] - 13.5
     return np.where(y**2 + x**2 <= radius**2, value, 0).astype(np.uint8)
 
 
-def disks(tool, **kwargs):
-    return tool.Sprites(np.stack([disk(**kwargs)]), np.array([3], np.uint8), solid=True)
+def disks(tool):
+    return tool.Sprites(np.stack([disk()]), np.array([3], np.uint8), solid=True)
 
 
-# -------------------------------------------------------------------------------------------------- what the files hold
+# ------------------------------------------------------------------------------------------------ contents of the files
 
 
 def test_layout(made):
     stems = [f'{n:06d}' for n in range(1, 10)]
     wanted = {f'JPEGImages/{stem}.jpg' for stem in stems}
     wanted |= {f'Segmentation{kind}/{stem}.png' for kind in ('Class', 'Object') for stem in stems}
-    wanted |= {f'ImageSets/Segmentation/{split}.txt' for split in ('train', 'val', 'trainval')}
-    wanted |= {'annotations/instances_train.json', 'annotations/instances_val.json', 'samples.png'}
-    wanted |= {'annotations/classes.txt', 'ImageSets/Segmentation/classes.txt'}
-    assert set(content(made)) == wanted
-    lists = {
-        split: (made / f'ImageSets/Segmentation/{split}.txt').read_text() for split in ('train', 'val', 'trainval')
-    }
-    assert lists['train'].split() == stems[:5]
-    assert lists['val'].split() == stems[5:]
-    assert lists['trainval'] == lists['train'] + lists['val']
+    wanted |= {f'ImageSets/Segmentation/{name}.txt' for name in ('train', 'val', 'trainval', 'classes')}
+    wanted |= {f'annotations/{name}' for name in ('instances_train.json', 'instances_val.json', 'classes.txt')}
+    assert set(content(made)) == wanted | {'samples.png'}
+    for split, names in (('train', stems[:5]), ('val', stems[5:]), ('trainval', stems)):
+        assert (made / f'ImageSets/Segmentation/{split}.txt').read_text().split() == names
     assert (made / 'annotations/classes.txt').read_text().split() == list('0123456789')
-    assert (made / 'ImageSets/Segmentation/classes.txt').read_text().split() == ['background', *'0123456789']
     assert [path.name for path in made.parent.iterdir()] == ['set']  # no temporary folder is left
-
-    image = Image.open(made / 'JPEGImages/000001.jpg')
-    assert (image.format, image.mode, image.size) == ('JPEG', 'RGB', SIZE[::-1])
-    assert image.quantization[0][0] == 2  # quality 95
-    for kind in ('Class', 'Object'):
-        image = Image.open(made / f'Segmentation{kind}/000001.png')
-        assert (image.mode, image.size) == ('P', SIZE[::-1])
-        palette = np.reshape(image.getpalette()[: 3 * 6], (-1, 3)).tolist()
-        assert palette == [[0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128], [128, 0, 128]]
 
 
 def test_palette_is_that_of_voc(tool):
@@ -103,14 +87,12 @@ def test_annotations_describe_the_maps(made, split):
         assert 1 <= len(annotations) <= 7
         expected = np.zeros_like(classes)
         for i, annotation in enumerate(annotations):
-            assert set(annotation) == {'id', 'image_id', 'category_id', 'bbox', 'area', 'segmentation', 'iscrowd'}
             assert annotation['iscrowd'] == 0
             mask = objects == i + 1
             np.testing.assert_array_equal(coco_mask.decode(annotation['segmentation']), mask)
             assert annotation['area'] == mask.sum() > 0
             y, x = np.nonzero(mask)
-            tight = [x.min(), y.min(), x.max() - x.min() + 1, y.max() - y.min() + 1]
-            assert annotation['bbox'] == tight
+            assert annotation['bbox'] == [x.min(), y.min(), x.max() - x.min() + 1, y.max() - y.min() + 1]
             expected[mask] = annotation['category_id']
         np.testing.assert_array_equal(classes, expected)
 
@@ -118,8 +100,7 @@ def test_annotations_describe_the_maps(made, split):
 # --------------------------------------------------------------------------------------------------------------- scenes
 
 
-@pytest.mark.parametrize('size', [(33, 47), (32, 32), (61, 200), (200, 61), (600, 1000)])
-@pytest.mark.parametrize('solid', [True, False])
+@pytest.mark.parametrize(('size', 'solid'), [((32, 32), True), ((61, 200), False), ((600, 1000), True)])
 def test_scenes_of_any_size(tool, size, solid):
     sprites = disks(tool)._replace(solid=solid)
     for seed in range(1 if max(size) > 500 else 6):
@@ -132,39 +113,36 @@ def test_scenes_of_any_size(tool, size, solid):
 
 
 def test_every_object_is_at_least_half_visible(tool):
-    given_up, hidden, cut = 0, 0, 0
-    for seed in range(20):
+    omitted, hidden, cut = 0, 0, 0
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         scene = tool.compose_scene(disks(tool), rng, (80, 72), objects=(15, 15), clutter=0, scale=(1.5, 1.5))
         visible = np.bincount(scene.object_map.ravel(), minlength=len(scene.labels) + 1)[1:]
-        # Turned disks are all of the same area, which the tool's own areas must agree with.
+        # Rotated disks have equal areas, with which the tool's own areas must agree.
         np.testing.assert_allclose(scene.areas, np.pi * (1.5 * 10) ** 2, rtol=0.05)
         assert (2 * visible >= scene.areas).all()
         assert visible[-1] >= 0.7 * scene.areas[-1]  # nothing covers the last one, so only the border cuts it
-        given_up += 15 - len(scene.labels)
+        omitted += 15 - len(scene.labels)
         hidden += (visible < scene.areas).sum()
         cut += (visible[-1] < scene.areas[-1]).sum()
         assert scene.labels == [3] * len(scene.labels)
         np.testing.assert_array_equal(scene.class_map, np.where(scene.object_map > 0, 4, 0))
-    assert given_up > 20
-    assert hidden > 20
-    assert 0 < cut < 20
+    assert omitted > 10
+    assert hidden > 10
+    assert 0 < cut < 10
 
 
-def test_the_first_object_always_finds_a_place(tool, monkeypatch):
-    monkeypatch.setattr(tool, 'OVERHANG', 0.9)
-    monkeypatch.setattr(tool, 'TRIES', 2)
-    for seed in range(30):
-        scene = tool.compose_scene(disks(tool), np.random.default_rng(seed), (40, 40), objects=(1, 1))
-        assert scene.labels == [3]
-
-
-def test_number_of_objects(tool):
+def test_number_of_objects(tool, monkeypatch):
     counts = set()
     for seed in range(30):
         rng = np.random.default_rng(seed)
         counts.add(len(tool.compose_scene(disks(tool), rng, (300, 300), objects=(2, 4), scale=(0.5, 0.5)).labels))
     assert counts == {2, 3, 4}
+    # The first object is placed even where the tool rejects every position that it tries.
+    monkeypatch.setattr(tool, 'OVERHANG', 0.9)
+    monkeypatch.setattr(tool, 'TRIES', 2)
+    for seed in range(30):
+        assert tool.compose_scene(disks(tool), np.random.default_rng(seed), (40, 40), objects=(1, 1)).labels == [3]
 
 
 def test_image_is_background_and_objects_that_stand_out(tool):
@@ -185,156 +163,28 @@ def test_image_is_background_and_objects_that_stand_out(tool):
     assert len(hues) == 10
 
 
-@pytest.mark.parametrize('under', [(0, 0, 0), (128, 128, 128), (255, 255, 255), (200, 40, 40), (60, 180, 120)])
-def test_tints_differ_from_what_they_cover(tool, under):
-    rng = np.random.default_rng(0)
-    tints = np.array([tool.pick_tint(rng, np.array(under)) for _ in range(200)])
-    np.testing.assert_allclose(tints.max(1), 255)
-    assert np.abs(0.75 * tints - under).sum(1).min() > 100
-    assert len(np.unique(tints.argmax(1))) == 3  # reddish, greenish and bluish ones
-
-
-def test_texture_stays(tool):
-    """A sprite with a dark half: both halves are of the object, and the dark one is the darker."""
-    image = disk()
-    image[:14] //= 4
-    texture, alpha = tool.transform(image, solid=True, scale=2.0, angle=0.0, flip=False)
-    assert alpha.shape == texture.shape == (42, 42)
-    np.testing.assert_allclose(texture[21, 5:37], texture[21, 21], atol=1e-6)
-    assert texture[8, 21] == pytest.approx(63 / 255)
-    assert texture[34, 21] == pytest.approx(1)
-    mirrored, _ = tool.transform(image.T, solid=True, scale=2.0, angle=0.0, flip=True)
-    assert mirrored[21, 34] == pytest.approx(63 / 255)
-
-
-@pytest.mark.parametrize(('solid', 'filled'), [(True, True), (False, False)])
-def test_holes_belong_to_garments_only(tool, solid, filled):
-    ring = disk(12) - disk(6)
-    _, alpha = tool.transform(ring, solid=solid, scale=1.0, angle=0.0, flip=False)
-    assert (alpha[12, 12] == 1) == filled
-    assert alpha[12, 2] == 1
-
-
-def test_faint_noise_around_a_garment_is_cut_off(tool):
-    noisy = np.maximum(disk(), tool.INK)
-    _, alpha = tool.transform(noisy, solid=True, scale=1.0, angle=0.0, flip=False)
+def test_masks_of_sprites(tool):
+    """Only garments have filled holes; the faint noise around a garment is removed."""
+    for solid in (True, False):
+        _, alpha = tool.transform(disk(12) - disk(6), solid=solid, scale=1.0, angle=0.0, flip=False)
+        assert (alpha[12, 12] == 1) == solid
+        assert alpha[12, 2] == 1
+    _, alpha = tool.transform(np.maximum(disk(), tool.INK), solid=True, scale=1.0, angle=0.0, flip=False)
     np.testing.assert_array_equal(alpha > 0.5, disk()[4:24, 4:24] > 0)
-
-
-def test_no_clutter_is_a_smooth_background(tool):
-    def roughness(clutter):
-        image = tool.make_background(np.random.default_rng(3), (128, 128), clutter).astype(float)
-        return np.abs(np.diff(image, axis=1)).max()
-
-    assert roughness(0) < 60 < roughness(8)
 
 
 # ------------------------------------------------------------------------------------------------------ reproducibility
 
 
-def test_same_arguments_make_the_same_bytes(tool, made, tmp_path):
-    common = [str(tmp_path / 'a'), '--source', 'digits', '--size', '65', '90', '--objects', '4', '7']
-    tool.main([*common, '--train', '5', '--val', '4'])
-    assert content(tmp_path / 'a') == content(made)
-
-
-def test_a_scene_does_not_depend_on_their_number_but_on_the_seed(tool, made, tmp_path):
-    common = ['--source', 'digits', '--size', '65', '90', '--objects', '4', '7', '--val', '1']
-    tool.main([str(tmp_path / 'fewer'), *common, '--train', '2'])
-    tool.main([str(tmp_path / 'other'), *common, '--train', '2', '--seed', '1'])
+def test_a_scene_depends_on_the_seed_alone(tool, made, tmp_path):
+    """Equal arguments give equal bytes; another number of scenes leaves a scene as it is, another seed does not."""
+    tool.main([str(tmp_path / 'same'), *OPTIONS, '--train', '5', '--val', '4'])
+    assert content(tmp_path / 'same') == content(made)
+    tool.main([str(tmp_path / 'fewer'), *OPTIONS, '--val', '1', '--train', '2'])
+    tool.main([str(tmp_path / 'other'), *OPTIONS, '--val', '1', '--train', '2', '--seed', '1'])
     for pattern in ('JPEGImages/{}.jpg', 'SegmentationClass/{}.png', 'SegmentationObject/{}.png'):
         # Validation begins after the training scenes: as number 3 here, as number 6 there.
         for here, there in (('000001', '000001'), ('000002', '000002'), ('000003', '000006')):
             wanted = (made / pattern.format(there)).read_bytes()
             assert (tmp_path / 'fewer' / pattern.format(here)).read_bytes() == wanted
             assert (tmp_path / 'other' / pattern.format(here)).read_bytes() != wanted
-
-
-# --------------------------------------------------------------------------------------------------- the hosts' readers
-
-
-def test_coco_and_its_evaluation(made, capsys):
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    path = made / 'annotations/instances_val.json'
-    coco = COCO(str(path))
-    for annotation in coco.loadAnns(coco.getAnnIds()):
-        objects = pixels(made / f'SegmentationObject/{annotation["image_id"]:06d}.png')
-        index = annotation['id'] - min(coco.getAnnIds(annotation['image_id'])) + 1
-        np.testing.assert_array_equal(coco.annToMask(annotation), objects == index)
-
-    keys = ('image_id', 'category_id', 'bbox', 'segmentation')
-    annotations = json.loads(path.read_text())['annotations']
-    for kind in ('bbox', 'segm'):
-        kept = [key for key in keys if kind == 'segm' or key != 'segmentation']
-        found = coco.loadRes([{**{key: one[key] for key in kept}, 'score': 0.9} for one in annotations])
-        evaluation = COCOeval(coco, found, kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-        assert evaluation.stats[0] == pytest.approx(1.0)
-
-
-@pytest.fixture
-def mmseg_datasets():
-    pytest.importorskip('mmcv._ext', reason='mmseg needs the compiled operators of mmcv')
-    return pytest.importorskip('mmseg.datasets')
-
-
-@pytest.mark.parametrize('name', ['PascalVOCDataset', 'BaseSegDataset'])
-def test_mmseg_reads_the_voc_layout(made, mmseg_datasets, name):
-    from mmengine.registry import DefaultScope
-
-    classes = ('background', *'0123456789')
-    own = {} if name == 'PascalVOCDataset' else dict(img_suffix='.jpg', seg_map_suffix='.png')
-    if name == 'BaseSegDataset':
-        names = str(made / 'ImageSets/Segmentation/classes.txt')
-        own['metainfo'] = dict(classes=names, palette=[[k, k, k] for k in range(len(classes))])
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        dataset = getattr(mmseg_datasets, name)(
-            ann_file='ImageSets/Segmentation/val.txt',
-            data_root=str(made),
-            data_prefix=dict(img_path='JPEGImages', seg_map_path='SegmentationClass'),
-            pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'), dict(type='PackSegInputs')],
-            **own,
-        )
-        assert name == 'PascalVOCDataset' or dataset.metainfo['classes'] == list(classes)
-        assert len(dataset) == COUNTS['val']
-        for sample, stem in zip(dataset, ('000006', '000007', '000008', '000009')):
-            truth = sample['data_samples'].gt_sem_seg.data.numpy()
-            np.testing.assert_array_equal(truth[0], pixels(made / f'SegmentationClass/{stem}.png'))
-            assert Path(sample['data_samples'].img_path).stem == stem
-            assert tuple(sample['inputs'].shape) == (3, *SIZE)
-
-
-def test_mmdet_reads_the_coco_file(made):
-    pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
-    datasets = pytest.importorskip('mmdet.datasets')
-    from mmengine.registry import DefaultScope
-
-    coco = json.loads((made / 'annotations/instances_train.json').read_text())
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        dataset = datasets.CocoDataset(
-            ann_file='annotations/instances_train.json',
-            data_root=str(made),
-            data_prefix=dict(img='JPEGImages/'),
-            metainfo=dict(classes=tuple('0123456789')),
-            filter_cfg=dict(filter_empty_gt=True, min_size=32),
-            pipeline=[
-                dict(type='LoadImageFromFile'),
-                dict(type='LoadAnnotations', with_bbox=True, with_mask=True, poly2mask=True),
-                dict(type='PackDetInputs'),
-            ],
-        )
-        assert len(dataset) == COUNTS['train']
-        for sample in dataset:
-            truth = sample['data_samples'].gt_instances
-            image_id = sample['data_samples'].img_id
-            annotations = [annotation for annotation in coco['annotations'] if annotation['image_id'] == image_id]
-            assert truth.labels.tolist() == [annotation['category_id'] - 1 for annotation in annotations]
-            boxes = np.array([annotation['bbox'] for annotation in annotations])
-            boxes[:, 2:] += boxes[:, :2]
-            np.testing.assert_array_equal(getattr(truth.bboxes, 'tensor', truth.bboxes).numpy(), boxes)
-            objects = pixels(made / f'SegmentationObject/{image_id:06d}.png')
-            np.testing.assert_array_equal(truth.masks.masks, [objects == i + 1 for i in range(len(annotations))])

@@ -1,4 +1,4 @@
-"""The converter of QKFormer's released checkpoints: three kinds of files, what it refuses, hosts load the result."""
+"""The converter of QKFormer's released checkpoints: its files in the hosts, and its errors."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from mmengine.runner import load_checkpoint
 from mmpretrain.registry import MODELS
 from qkformer_layouts import in_our_order, official
 
-from support.tools import load_tool
+from support.tools import Touch, load_tool
 
 
 @pytest.fixture(scope='module')
@@ -17,23 +17,19 @@ def tool():
 
 
 def file_of(arch):
-    """Return what the released scripts save: weights and the state of the run."""
+    """Return the content that the released scripts save: weights and the state of the run."""
     weights = official(arch)
     args = argparse.Namespace(model='QKFormer', batch_size=32, lr=6e-4, output_dir='out', resume=None, opt_betas=None)
     optimizer = dict(state={0: dict(exp_avg=torch.zeros(2))}, param_groups=[dict(lr=0.1, params=[0])])
-    if arch == 'cifar':
-        return dict(
-            epoch=409, arch='QKFormer', state_dict=weights, optimizer=optimizer, version=2, args=args, metric=96.2
-        )
     rest = dict(optimizer=optimizer, epoch=199, args=args)
+    if arch == 'cifar':
+        return dict(arch='QKFormer', state_dict=weights, version=2, metric=96.2, **rest)
     if arch.startswith('hst'):
         return dict(model=weights, scaler=dict(scale=65536.0), **rest)
-    return dict(
-        model=weights, lr_scheduler=dict(last_epoch=1), max_test_acc1=84.0, test_acc5_at_max_test_acc1=99.0, **rest
-    )
+    return dict(model=weights, lr_scheduler=dict(last_epoch=1), max_test_acc1=84.0, **rest)
 
 
-@pytest.mark.parametrize('arch', ['hst-10-384', 'cifar', 'cifar10-dvs', 'dvs-gesture'])
+@pytest.mark.parametrize('arch', ['hst-10-384', 'cifar', 'dvs-gesture'])
 def test_conversion(tool, tmp_path, capsys, arch):
     content = file_of(arch)
     source = content.get('model') or content['state_dict']
@@ -42,7 +38,6 @@ def test_conversion(tool, tmp_path, capsys, arch):
     tool.main([str(tmp_path / 'source.pth'), str(out), '--arch', arch])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [['unused', '0'], ['missing', '0']]
-    assert lines[3].split()[0] == 'note'
     assert 'legacy_ssa_order=True' in lines[3]
 
     meta = torch.load(out, weights_only=True)['meta']
@@ -78,26 +73,16 @@ def test_namespace_is_allowed_within_this_load_only(tool, tmp_path):
         torch.load(tmp_path / 'source.pth', weights_only=True)
 
 
-class Payload:
-    """Object that creates a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, 'w')
-
-
 @pytest.mark.parametrize('place', ['args', 'alone', 'in the arguments'])
 def test_malicious_file(tool, tmp_path, place):
     made, source, out = tmp_path / 'made', tmp_path / 'source.pth', tmp_path / 'out.pth'
     content = file_of('cifar10-dvs')
     if place == 'in the arguments':
-        content['args'].resume = Payload(made)
+        content['args'].resume = Touch(made)
     else:
-        content['args'] = Payload(made)
-    torch.save(Payload(made) if place == 'alone' else content, source)
-    with pytest.raises(SystemExit, match='^error: SRC .* is refused: it holds more than weights'):
+        content['args'] = Touch(made)
+    torch.save(Touch(made) if place == 'alone' else content, source)
+    with pytest.raises(SystemExit, match='^error: SRC .* is refused'):
         tool.main([str(source), str(out), '--arch', 'cifar10-dvs'])
     assert not made.exists()
     assert not out.exists()
@@ -105,61 +90,35 @@ def test_malicious_file(tool, tmp_path, place):
     assert made.exists()
 
 
-def changed(change):
-    weights = official('cifar10-dvs')
-    change(weights)
-    return weights
-
-
 @pytest.mark.parametrize(
-    ('change', 'message'),
+    ('change', 'named'),
     [
         (
             lambda w: w.pop('stage1.0.tssa.proj_bn.bias'),
             'none for 1 entries, as stages.0.0.attention.project.norm.bias',
         ),
         (lambda w: w.update(extra=torch.zeros(1)), 'no place for 1 entries, as extra$'),
-        (lambda w: w.update({'head.scale': torch.zeros(1)}), 'no place for 1 entries, as head.scale$'),
-        (lambda w: w.pop('head.bias'), 'none for 1 entries, as head.bias$'),
-        (
-            lambda w: w.update({'head.weight': torch.zeros(10, 5)}),
-            'no place for 1 entries, as head.weight; none for 1 entries, as head.weight$',
-        ),
-        (
-            lambda w: w.update({'stage1.0.mlp.fc1_conv.bias': torch.zeros(128)}),
-            'two of its entries have one place: it has 104 entries instead of 103',
-        ),
+        (lambda w: w.update({'head.weight': torch.zeros(10, 5)}), 'no place for 1 entries, as head.weight'),
+        (lambda w: w.update({'stage1.0.mlp.fc1_conv.bias': torch.zeros(128)}), 'it has 104 entries instead of 103'),
     ],
 )
-def test_nothing_is_left_over(tool, tmp_path, change, message):
-    torch.save(changed(change), tmp_path / 'source.pth')
-    with pytest.raises(SystemExit, match=f'^error: SRC does not fit --arch cifar10-dvs: {message}'):
+def test_weights_that_do_not_fit(tool, tmp_path, change, named):
+    weights = official('cifar10-dvs')
+    change(weights)
+    torch.save(weights, tmp_path / 'source.pth')
+    with pytest.raises(SystemExit, match=f'^error: SRC does not fit --arch cifar10-dvs: .*{named}'):
         tool.main([str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'cifar10-dvs'])
     assert not (tmp_path / 'out.pth').exists()
 
 
-def test_another_arch(tool, tmp_path):
+@pytest.mark.parametrize(('argv', 'named'), [([], '--arch dvs-gesture'), (['--mlp-ratio', '0'], 'mlp_ratio')])
+def test_another_arch(tool, tmp_path, argv, named):
     torch.save(official('cifar10-dvs'), tmp_path / 'source.pth')
-    with pytest.raises(SystemExit, match='^error: SRC does not fit --arch dvs-gesture: no place for .*; none for .*'):
-        tool.main([str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture'])
+    with pytest.raises(SystemExit, match=f'^error: .*{named}'):
+        tool.main([str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture', *argv])
 
 
-@pytest.mark.parametrize(
-    ('argv', 'message'),
-    [
-        (['in.pth', 'out.pth'], 'the following arguments are required: --arch'),
-        (['in.pth', 'out.pt', '--arch', 'cifar'], 'DST must be a new file that ends in .pth, got out.pt'),
-        (['in.pth', 'out.pth', '--arch', 'hst'], "invalid choice: 'hst'"),
-    ],
-)
-def test_bad_arguments(tool, capsys, argv, message):
-    with pytest.raises(SystemExit):
-        tool.main(argv)
-    assert message in capsys.readouterr().err
-
-
-def test_bad_ratio(tool, tmp_path):
-    torch.save(official('cifar10-dvs'), tmp_path / 'source.pth')
-    argv = [str(tmp_path / 'source.pth'), str(tmp_path / 'out.pth'), '--arch', 'dvs-gesture', '--mlp-ratio', '0']
-    with pytest.raises(SystemExit, match='^error: mlp_ratio must be greater than 0, got 0.0'):
-        tool.main(argv)
+def test_bad_destination(tool, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        tool.main(['in.pth', 'out.pt', '--arch', 'cifar'])
+    assert 'got out.pt' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The paper's VOC configs from files on disk to metrics, on scenes of digits in VOC's layout; faulty data."""
+"""The paper's VOC configs, from files on disk to metrics and with faulty data, on scenes of digits in VOC's layout."""
 
 import shutil
 
@@ -17,7 +17,7 @@ HEADS = ['', '-pooled', '-kao-qkv']
 
 @pytest.fixture(scope='module')
 def scenes(tmp_path_factory):
-    """Ten scenes to train on, the last four of them as the augmentation, and three for validation."""
+    """Compose ten scenes for training, the last four as the augmented set, and three for validation."""
     root = tmp_path_factory.mktemp('voc') / 'VOC2012'
     sizes = ['--size', '64', '96', '--objects', '1', '3', '--scale', '1', '1.5']
     arguments = ['--source', 'digits', '--train', '10', '--val', '3', *sizes]
@@ -36,23 +36,15 @@ def voc(scenes, tmp_path):
 
 
 def train(train_args, voc, head='-kao-kv', **more):
-    """The shipped config with a narrow backbone, for two iterations."""
+    """Train the shipped config with a narrow backbone for two iterations."""
+    sets = [f'train_dataloader.dataset.datasets.{i}' for i in (0, 1)] + ['val_dataloader.dataset']
     options = {
-        'model.backbone.depth': 18,
-        'model.backbone.base_channels': 8,
-        'model.backbone.stem_channels': 8,
-        'model.backbone.init_cfg': None,
-        'model.decode_head.in_channels': 64,
-        'train_dataloader.dataset.datasets.0.data_root': voc,
-        'train_dataloader.dataset.datasets.1.data_root': voc,
-        'val_dataloader.dataset.data_root': voc,
-        'train_cfg.max_iters': 2,
-        'train_cfg.val_interval': 2,
-        'train_dataloader.batch_size': 2,
-        'train_dataloader.num_workers': 0,
-        'val_dataloader.num_workers': 0,
-        'default_hooks.logger.interval': 1,
-        'randomness.seed': 0,
+        **{f'{name}.data_root': voc for name in sets},
+        **{f'model.backbone.{name}': 8 for name in ('base_channels', 'stem_channels')},
+        **{f'{split}_dataloader.num_workers': 0 for split in ('train', 'val')},
+        **{f'train_cfg.{name}': 2 for name in ('max_iters', 'val_interval')},
+        **{'model.backbone.depth': 18, 'model.backbone.init_cfg': None, 'model.decode_head.in_channels': 64},
+        **{'train_dataloader.batch_size': 2, 'default_hooks.logger.interval': 1, 'randomness.seed': 0},
         **more,
     }
     if head:
@@ -71,10 +63,8 @@ def test_from_files_to_metrics(head, train_args, voc):
     for name in ('val/mIoU', 'val/mAcc', 'val/aAcc'):
         assert 0 <= scalars[name].current() <= 100
     assert all(np.isfinite(value) for value in scalars['train/loss'].data[0])
-    groups = runner.optim_wrapper.optimizer.param_groups
-    rates = {group['lr'] for group in groups}
+    rates = {group['lr'] for group in runner.optim_wrapper.optimizer.param_groups}
     assert {round(rate / min(rates), 6) for rate in rates} == {1, 10}
-    assert {group['weight_decay'] for group in groups} == {5e-4}
     runner.model.backbone.train()
     for name, module in runner.model.backbone.named_modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -82,28 +72,21 @@ def test_from_files_to_metrics(head, train_args, voc):
             assert not module.weight.requires_grad, name
 
 
-def test_label_outside_the_classes(voc, capsys):
-    """The tool names the file; the loss would look up what does not exist."""
-    for folder in ('SegmentationClass', 'SegmentationClassAug'):
-        for path in (voc / folder).glob('*.png'):
-            labels = np.array(Image.open(path))
-            labels[labels == 0] = 30
-            Image.fromarray(labels).save(path)
-    roots = [f'train_dataloader.dataset.datasets.{i}' for i in range(2)] + ['val_dataloader.dataset']
-    options = [f'{key}.data_root={voc}' for key in roots]
-    with pytest.raises(SystemExit):
-        load_tool('misc/check_data').main([str(ROOT / CONFIG.format('-kao-kv')), '--cfg-options', *options])
-    assert f': 30 in 4 ({voc}/SegmentationClassAug/' in capsys.readouterr().out
-
-
-def test_incomplete_folder(train_args, voc):
-    """One message with all that is missing, before anything is built."""
-    (voc / 'SegmentationClassAug/000009.png').unlink()
-    (voc / 'JPEGImages/000011.jpg').unlink()
-    with raises(LaunchError, f'{voc}/SegmentationClassAug/000009.png', f'{voc}/JPEGImages/000011.jpg'):
-        train(train_args, voc)
-
-
-def test_channels_that_do_not_fit(train_args, voc):
+def test_errors(train_args, voc):
+    """Missing files and labels outside of the classes are named before anything is built."""
     with raises(ValueError, 'in_channels', 2048):
         train(train_args, voc, **{'model.decode_head.in_channels': 2048})
+    missing = voc / 'SegmentationClassAug/000009.png', voc / 'JPEGImages/000011.jpg'
+    contents = [path.read_bytes() for path in missing]
+    for path in missing:
+        path.unlink()
+    with raises(LaunchError, *map(str, missing)):
+        train(train_args, voc)
+    for path, content in zip(missing, contents):
+        path.write_bytes(content)
+    for path in (voc / 'SegmentationClassAug').glob('*.png'):
+        labels = np.array(Image.open(path))
+        labels[labels == 0] = 30
+        Image.fromarray(labels).save(path)
+    with raises(LaunchError, f'{voc}/SegmentationClassAug', 30):
+        train(train_args, voc)
