@@ -1,4 +1,4 @@
-"""Attention between spikes: values against loops over heads, exactness of the OR, gradients, precision."""
+"""Attention between spikes against loops over heads: values, exactness of the OR, gradients, precision."""
 
 import math
 
@@ -18,7 +18,7 @@ def spikes(*shape, seed=0, rate=0.3, dtype=torch.float64):
 
 
 def fire(x, threshold=0.5):
-    """A LIF neuron of tau 2 and hard reset to 0, in NumPy."""
+    """Compute a LIF neuron of tau 2 with a hard reset to 0 in NumPy."""
     v, out = np.zeros_like(x[0]), []
     for current in x:
         h = v + (current - v) / 2
@@ -28,7 +28,7 @@ def fire(x, threshold=0.5):
 
 
 def expected(function, operands, heads, threshold=0.5, scale=0.125):
-    """Head by head, sample by sample."""
+    """Compute the definition in NumPy, sample by sample and head by head."""
     arrays = [x.numpy() for x in operands]
     out = np.empty_like(arrays[0])
     width = arrays[0].shape[2] // heads
@@ -87,7 +87,7 @@ def test_threshold(function, threshold):
     ],
 )
 def test_or(neuron, stateless):
-    """Where the neuron is called a logical OR of counts, it is one."""
+    """A neuron that is_stateless accepts is a logical OR of counts."""
     neuron = dict(dict(v_threshold=0.5), **neuron)
     assert is_stateless(**neuron) is stateless
     counts = torch.randint(0, 4, (16, 500), generator=torch.Generator().manual_seed(0)).double()
@@ -99,7 +99,7 @@ def test_or(neuron, stateless):
 
 @pytest.mark.parametrize('function', FUNCTIONS)
 def test_gradients(function):
-    """Those of the definition, written with the neuron alone."""
+    """Gradients are those of the definition."""
     operands = [x.requires_grad_() for x in operands_of(function, 4, 2, 6, 5)]
     heads = 2
 
@@ -125,7 +125,7 @@ def test_gradients(function):
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_counts_are_exact_in_half_precision(dtype):
-    """Counts above 2048 are no numbers of float16; the neuron sees them whole."""
+    """Counts above 2048, which float16 cannot represent, are exact."""
     operands = operands_of(spiking_self_attention, 2, 1, 64, 700, rate=0.9, dtype=dtype)
     settings = dict(scale=1.0, v_threshold=20555.0)
     out = spiking_self_attention(*operands, 1, **settings)
@@ -138,25 +138,6 @@ def test_counts_are_exact_in_half_precision(dtype):
 
 
 @pytest.mark.parametrize('function', FUNCTIONS)
-@pytest.mark.parametrize('needs_grad', [False, True])
-def test_settings_are_checked(function, needs_grad):
-    operands = [x.requires_grad_(needs_grad) for x in operands_of(function, 4, 2, 8, 5)]
-    with pytest.raises(TypeError, match='unexpected keyword argument'):
-        function(*operands, 2, surrogat='atan')
-    with pytest.raises(ValueError, match='surrogate must be one of'):
-        function(*operands, 2, surrogate='nope')
-    with pytest.raises(ValueError, match='tau must be at least 1, got 0'):
-        function(*operands, 2, tau=0)
-
-
-@pytest.mark.parametrize('function', FUNCTIONS)
-def test_samples_are_independent(function):
-    operands = operands_of(function, 4, 5, 8, 6)
-    out = function(*operands, 2)
-    assert torch.equal(function(*(x[:, 2:3] for x in operands), 2), out[:, 2:3])
-
-
-@pytest.mark.parametrize('function', FUNCTIONS)
 def test_operands_on_different_devices(function):
     operands = operands_of(function, 4, 2, 8, 5)
     operands[1] = operands[1].to('meta')
@@ -165,19 +146,6 @@ def test_operands_on_different_devices(function):
 
 
 @pytest.mark.parametrize('function', FUNCTIONS)
-@pytest.mark.parametrize(
-    ('change', 'heads', 'error', 'message'),
-    [
-        (lambda x: x, 3, ValueError, 'heads must divide the channels, got heads=3 and 8 channels'),
-        (lambda x: x, 0, ValueError, 'heads must be at least 1, got 0'),
-        (lambda x: x[0], 2, ValueError, r'k must have shape \(T, B, C, N\) .*, got \(2, 8, 5\)'),
-        (lambda x: x[..., :3], 2, ValueError, r'k must have shape \(4, 2, 8, 5\), as q, got \(4, 2, 8, 3\)'),
-        (lambda x: x.float(), 2, TypeError, 'k must be of type torch.float64, as q, got torch.float32'),
-        (lambda x: x.bool(), 2, TypeError, 'k must be a floating-point tensor, got torch.bool'),
-    ],
-)
-def test_exception(function, change, heads, error, message):
-    operands = operands_of(function, 4, 2, 8, 5)
-    operands[1] = change(operands[1])
-    with pytest.raises(error, match=message):
-        function(*operands, heads)
+def test_unknown_settings_are_refused(function):
+    with pytest.raises(TypeError, match='surrogat'):
+        function(*operands_of(function, 4, 2, 8, 5), 2, surrogat='atan')

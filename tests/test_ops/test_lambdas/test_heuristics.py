@@ -1,4 +1,4 @@
-"""Estimated times of the forms of the position lambda, and the choice between the forms."""
+"""Estimated times of the forms of the position lambda, and the choice between them."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def operands(problem, dilation=1):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('problem', PROBLEMS)
 def test_multiply_adds(form, problem):
-    """torch's counter sees as many as are estimated."""
+    """The estimate equals the count of torch's counter."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         position_lambda(*operands(problem), stride=problem.stride, form=form)
     work = WORK[form](problem)
@@ -37,7 +37,7 @@ def test_multiply_adds(form, problem):
 
 @pytest.mark.parametrize('problem', PROBLEMS)
 def test_tiled_work(monkeypatch, problem):
-    """The estimated elements and tiles are the ones that the tiled form computes, two samples at a time."""
+    """The estimated elements and calls are those that the tiled form computes for chunks of two samples."""
     tables, coefficients = [], []
 
     class TileColumn(tiled.TileColumn):
@@ -65,7 +65,7 @@ def test_tiled_work(monkeypatch, problem):
 
 
 def test_estimate():
-    """Each amount at its own rate: millions in microseconds, calls in microseconds each."""
+    """Every amount has a rate of its own: microseconds per million elements and per call."""
     rates = Rates(macs=2, slow_macs=3, elements=5, io_elements=7, calls=11)
     work = Work(macs=10**6, slow_macs=10**7, elements=10**8, io_elements=10**9, calls=4)
     assert rates.time(work) == pytest.approx(2 + 30 + 500 + 7000 + 44)
@@ -77,7 +77,7 @@ class TestChoice:
     @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (3, 1), (1, 2)])
     @pytest.mark.parametrize('cheapest', FORMS)
     def test_least_estimate(self, monkeypatch, cheapest, stride, dilation):
-        """The phases of a dilation count as samples."""
+        """The form with the least estimate is chosen; the phases of a dilation count as samples."""
         problem, seen = Problem(2, 4, 3, 2, 1, (6, 5), (3, 7), stride), []
 
         def estimate(form, problem, backward):
@@ -117,7 +117,7 @@ class TestChoice:
         ],
     )
     def test_clear_cases(self, problem, backward, form):
-        """Problems where one form was measured to be faster than the others by half or more."""
+        """Problems in which one form was measured to be at least 1.5 times as fast as the others."""
         query, value, table = operands(problem)
         assert choose_form(query, value.requires_grad_(backward), table) == form
 
@@ -133,19 +133,9 @@ class TestChoice:
         assert choose_form(*operands(problem)) == 'conv'
 
 
-class TestTile:
-    @pytest.mark.parametrize(
-        ('size', 'stride', 'tile'),
-        [
-            ((14, 14), 1, (4, 14)),
-            ((15, 15), 1, (4, 8)),
-            ((28, 28), 1, (4, 10)),
-            ((56, 64), 1, (4, 10)),
-            ((56, 28), 2, (4, 14)),
-            ((1, 56), 1, (1, 56)),
-            ((1, 81), 1, (1, 27)),
-            ((2, 3), 1, (2, 3)),
-        ],
-    )
-    def test_shares(self, size, stride, tile):
-        assert choose_tile(size, stride) == tile
+@pytest.mark.parametrize(
+    ('size', 'stride', 'tile'),
+    [((14, 14), 1, (4, 14)), ((15, 15), 1, (4, 8)), ((56, 28), 2, (4, 14)), ((1, 81), 1, (1, 27)), ((2, 3), 1, (2, 3))],
+)
+def test_tiles_share_the_map_evenly(size, stride, tile):
+    assert choose_tile(size, stride) == tile
