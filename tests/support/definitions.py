@@ -100,7 +100,7 @@ def neurons(x: Tensor, v0: Tensor | None = None, tau: Tensor | float = 2.0, v_th
     for current in x:
         h = v + (current - v) / tau
         soft = torch.sigmoid(4 * (h - v_threshold))
-        s = (h >= v_threshold).to(x.dtype) + soft - soft.detach()
+        s = (h >= v_threshold).to(x.dtype) + (soft - soft.detach())
         out.append(s)
         v = h * (1 - s.detach())
     return torch.stack(out)

@@ -147,12 +147,6 @@ def test_query_map_on_the_keys(key_channels, folded, norm):
         torch.testing.assert_close(fast, plain, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize('mode', ['qkv', 'dense', 'pooled'])
-def test_query_map_stays_elsewhere(mode):
-    assert build(4, mode=mode, maps='qkv').query_map_on_keys is False
-    assert build(4, mode='kv', maps='kv').query_map_on_keys is False
-
-
 @pytest.mark.parametrize('mode', ['kv', 'qkv', 'dense', 'pooled'])
 @pytest.mark.parametrize('norm', ['softmax', 'bn_softmax', 'bn'])
 def test_coefficients_are_those_of_the_output(mode, norm):

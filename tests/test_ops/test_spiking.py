@@ -1,50 +1,21 @@
-"""Attention between spikes against loops over heads: values, exactness of the OR, gradients, precision."""
+"""Attention between spikes: values against the definitions, exactness of the OR, precision."""
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from mmkron.ops import channel_qk_attention, lif, spiking_self_attention, token_qk_attention
 from mmkron.ops.spiking import is_stateless
+from support.definitions import spiking_attention
 from support.errors import raises
 
 FUNCTIONS = [token_qk_attention, channel_qk_attention, spiking_self_attention]
+KINDS = dict(zip(FUNCTIONS, ('token', 'channel', 'self')))
 
 
 def spikes(*shape, seed=0, rate=0.3, dtype=torch.float64):
     return (torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < rate).to(dtype)
-
-
-def fire(x, threshold=0.5):
-    """Compute a LIF neuron of tau 2 with a hard reset to 0 in NumPy."""
-    v, out = np.zeros_like(x[0]), []
-    for current in x:
-        h = v + (current - v) / 2
-        out.append((h >= threshold).astype(x.dtype))
-        v = np.where(h >= threshold, 0, h)
-    return np.stack(out)
-
-
-def expected(function, operands, heads, threshold=0.5, scale=0.125):
-    """Compute the definition in NumPy, sample by sample and head by head."""
-    arrays = [x.numpy() for x in operands]
-    out = np.empty_like(arrays[0])
-    width = arrays[0].shape[2] // heads
-    for sample in range(arrays[0].shape[1]):
-        for head in range(heads):
-            part = slice(head * width, (head + 1) * width)
-            q, k, *v = (x[:, sample, part] for x in arrays)
-            if function is token_qk_attention:
-                result = fire(q.sum(1), threshold)[:, None] * k
-            elif function is channel_qk_attention:
-                result = fire(q.sum(2), threshold)[..., None] * k
-            else:
-                weights = np.einsum('tcn,tcm->tnm', q, k)  # query tokens n, key tokens m
-                result = fire(scale * np.einsum('tnm,tcm->tcn', weights, v[0]), threshold)
-            out[:, sample, part] = result
-    return torch.from_numpy(out)
 
 
 def operands_of(function, *shape, **kwargs):
@@ -58,8 +29,7 @@ def operands_of(function, *shape, **kwargs):
 def test_feature(function, channels, tokens, heads, needs_grad):
     operands = operands_of(function, 4, 3, channels, tokens, rate=0.15 if function is token_qk_attention else 0.4)
     out = function(*(x.requires_grad_(needs_grad) for x in operands), heads)
-    want = expected(function, [x.detach() for x in operands], heads)
-    assert torch.equal(out, want)
+    assert torch.equal(out, spiking_attention(KINDS[function], *operands, heads=heads))
     assert set(out.detach().unique().tolist()) <= {0.0, 1.0}
 
 
@@ -69,7 +39,7 @@ def test_threshold(function, threshold):
     """A threshold of 2.5 needs a state: several spikes have to add up."""
     operands = operands_of(function, 6, 2, 8, 9, rate=0.5)
     out = function(*operands, 2, v_threshold=threshold)
-    assert torch.equal(out, expected(function, operands, 2, threshold))
+    assert torch.equal(out, spiking_attention(KINDS[function], *operands, v_threshold=threshold))
 
 
 @pytest.mark.parametrize(
@@ -95,32 +65,6 @@ def test_or(neuron, stateless):
     if stateless:
         assert torch.equal(fired, (counts > 0).double())
         assert (v == 0).all()
-
-
-@pytest.mark.parametrize('function', FUNCTIONS)
-def test_gradients(function):
-    """Gradients are those of the definition."""
-    operands = [x.requires_grad_() for x in operands_of(function, 4, 2, 6, 5)]
-    heads = 2
-
-    def definition(q, k, *v):
-        q, k, *v = (x.unflatten(2, (heads, -1)) for x in (q, k, *v))
-        if function is token_qk_attention:
-            out = lif(q.sum(3, keepdim=True), v_threshold=0.5) * k
-        elif function is channel_qk_attention:
-            out = lif(q.sum(4, keepdim=True), v_threshold=0.5) * k
-        else:
-            weights = torch.einsum('tbhcn,tbhcm->tbhnm', q, k)
-            out = lif(0.125 * torch.einsum('tbhnm,tbhcm->tbhcn', weights, v[0]), v_threshold=0.5)
-        return out.flatten(2, 3)
-
-    cotangent = torch.randn(4, 2, 6, 5, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    grads = [
-        torch.autograd.grad(f(*operands), operands, cotangent) for f in (lambda *x: function(*x, heads), definition)
-    ]
-    for ours, theirs in zip(*grads):
-        torch.testing.assert_close(ours, theirs)
-    assert all(grad.abs().sum() > 0 for grad in grads[0])
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])

@@ -1,6 +1,5 @@
 """All forms of the position lambda: values, gradients, precision and memory."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from mmkron.ops import position_lambda
 from mmkron.ops.lambdas import position as lambdas
 from mmkron.ops.lambdas import tiled
 from mmkron.ops.lambdas.position import FORMS
+from support.definitions import position_lambda as definition
 
 # batch, h, k, u, v, size, scope, stride, dilation
 CASES = {
@@ -50,38 +50,16 @@ def operands(batch, heads, depth, intra, width, size, scope, stride=1, dilation=
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def numpy_pairs(table, size, stride, dilation):
-    """Return the embeddings E[u, k, n, m] for the offsets m - n of all pairs; they are zero outside the scope."""
-    context = np.array([(i, j) for i in range(size[0]) for j in range(size[1])])
-    queries = context[(context % stride == 0).all(1)]
-    offsets = context[None] - queries[:, None]
-    radius = np.array(table.shape[2:]) // 2
-    seen = ((offsets % dilation == 0) & (abs(offsets) <= dilation * radius)).all(2)
-    index = np.where(seen[..., None], offsets // dilation + radius, 0)
-    return table[:, :, index[..., 0], index[..., 1]] * seen
-
-
-def numpy_position(query, value, table, content=None, stride=1, dilation=1):
-    """Multiply the queries with the (k, v) lambdas of all queries, in float64."""
-    query, value, table = (x.detach().double().numpy() for x in (query, value, table))
-    pairs = numpy_pairs(table, value.shape[3:], stride, dilation)
-    lambda_n = np.einsum('uknm,buvm->bnkv', pairs, value.reshape(*value.shape[:3], -1))
-    if content is not None:
-        lambda_n = lambda_n + content.detach().double().numpy()[:, None]
-    out = np.einsum('bhkn,bnkv->bhvn', query.reshape(*query.shape[:3], -1), lambda_n)
-    return torch.from_numpy(out.reshape(*out.shape[:3], *query.shape[3:]))
-
-
 def forms_for(stride, dilation):
     """Return the forms that support the stride and the dilation."""
     return (None, 'conv') if stride > 1 and dilation > 1 else (None, *FORMS)
 
 
-def differentiate(inputs, autocast=None, **kwargs):
+def differentiate(inputs, autocast=None, function=position_lambda, **kwargs):
     """Return the output and the gradients of all inputs for a random cotangent."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     with torch.autocast('cpu', autocast, enabled=autocast is not None):
-        out = position_lambda(*leaves, **kwargs)
+        out = function(*leaves, **kwargs)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent.to(out.dtype))]
 
@@ -107,19 +85,18 @@ class Recorder(TorchDispatchMode):
 @pytest.mark.parametrize('with_content', [False, True], ids=['', 'content'])
 @pytest.mark.parametrize('case', CASES)
 def test_feature(case, with_content):
-    """Outputs are those of the definition, and the gradients of all forms agree."""
+    """Outputs and gradients of all forms are those of the definition."""
     *_, stride, dilation = CASES[case]
     steps = dict(stride=stride, dilation=dilation)
     inputs = operands(*CASES[case])[: 3 + with_content]
-    expected = differentiate(inputs, form='conv', **steps)
-    close(expected[:1], [numpy_position(*inputs, **steps)])
+    expected = differentiate(inputs, function=definition, **steps)
     for form in forms_for(stride, dilation):
         close(differentiate(inputs, form=form, **steps), expected)
         with torch.no_grad():
             close([position_lambda(*inputs, form=form, **steps)], expected[:1])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.tuples(
         st.integers(1, 3),
@@ -127,8 +104,8 @@ def test_feature(case, with_content):
         st.integers(1, 4),
         st.integers(1, 3),
         st.integers(1, 3),
-        st.tuples(st.integers(1, 11), st.integers(1, 18)),
-        st.tuples(*[st.integers(0, 9).map(lambda radius: 2 * radius + 1)] * 2),
+        st.tuples(st.integers(1, 8), st.integers(1, 13)),
+        st.tuples(*[st.integers(0, 6).map(lambda radius: 2 * radius + 1)] * 2),
         st.integers(1, 3),
         st.integers(1, 3) | st.integers(4, 20),
     ),
@@ -138,7 +115,7 @@ def test_feature(case, with_content):
 def test_any_sizes(case, with_content, seed):
     *_, stride, dilation = case
     inputs = operands(*case, seed=seed)[: 3 + with_content]
-    expected = numpy_position(*inputs, stride=stride, dilation=dilation)
+    expected = definition(*inputs, stride=stride, dilation=dilation)
     for form in forms_for(stride, dilation):
         close([position_lambda(*inputs, stride=stride, dilation=dilation, form=form)], [expected])
 
@@ -190,7 +167,7 @@ def test_one_dimension(form, stride, dilation):
     query, value, table, content = operands(2, 4, 3, 2, 3, (1, 23), (1, 7), stride)
     line = [x[..., 0, :] for x in (query, value, table)]
     for extra in ((), (content,)):
-        expected = numpy_position(query, value, table, *extra, stride=stride, dilation=dilation)[..., 0, :]
+        expected = definition(query, value, table, *extra, stride=stride, dilation=dilation)[..., 0, :]
         close([position_lambda(*line, *extra, stride=stride, dilation=dilation, form=form)], [expected])
 
 
@@ -272,19 +249,10 @@ def test_dilation_costs_no_more_than_the_map(form, dilation):
         outs = differentiate(inputs, form=form, dilation=dilation)
     # The table of all pairs is the largest tensor of the dense form.
     assert recorder.largest <= (300**2 * 4 if form == 'dense' else 16 * 300 * 8)
-    close([outs[0]], [numpy_position(*inputs, dilation=dilation).float()], 1e-5)
+    close([outs[0]], [definition(*inputs, dilation=dilation)], 1e-5)
 
 
 class TestPrecision:
-    @pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)], ids=str)
-    @pytest.mark.parametrize('form', FORMS)
-    def test_agrees_with_float64(self, form, dtype, tolerance):
-        inputs = operands(2, 4, 16, 2, 8, (14, 19), (11, 9), dtype=dtype)
-        expected = differentiate([x.double() for x in inputs], form=form)
-        for out, other in zip(differentiate(inputs, form=form), expected):
-            assert out.dtype == dtype
-            assert (out - other).abs().max() < tolerance * other.abs().max()
-
     @pytest.mark.parametrize('form', FORMS)
     @pytest.mark.parametrize('dilation', [1, 2])
     def test_float16_is_float32_inside(self, form, dilation):
@@ -292,7 +260,7 @@ class TestPrecision:
         inputs = operands(2, 4, 16, 2, 3, (6, 11), (5, 7))
         inputs[0], inputs[1] = 0.002 * inputs[0], 3000 * inputs[1]
         inputs = [x.half() for x in inputs]
-        exact = numpy_position(*inputs, dilation=dilation)
+        exact = definition(*(x.double() for x in inputs), dilation=dilation)
         out = position_lambda(*inputs, dilation=dilation, form=form)
         assert out.dtype == torch.float16
         assert torch.equal(out, position_lambda(*(x.float() for x in inputs), dilation=dilation, form=form).half())
@@ -325,29 +293,17 @@ class TestPrecision:
             assert (out - other).abs().max() < 0.03 * other.abs().max()
 
 
-class TestGraphs:
-    def test_dynamo(self):
-        compiled = torch.compile(position_lambda, backend='aot_eager', fullgraph=True)
-        steps = dict(stride=2, dilation=2)
-        inputs = operands(2, 4, 3, 2, 3, (13, 12), (5, 3), 2)
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        out = compiled(*leaves, **steps)
-        close([out], [numpy_position(*inputs, **steps)])
-        expected = differentiate(inputs, **steps)
-        cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-        close(torch.autograd.grad(out, leaves, cotangent), expected[1:])
+@pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (2, 1), (1, 2)])
+def test_trace(stride, dilation):
+    """A traced graph supports other batches and sizes."""
 
-    @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (2, 1), (1, 2)])
-    def test_trace(self, stride, dilation):
-        """A traced graph supports other batches and sizes."""
+    def function(*inputs):
+        return position_lambda(*inputs, stride=stride, dilation=dilation)
 
-        def function(*inputs):
-            return position_lambda(*inputs, stride=stride, dilation=dilation)
-
-        sizes = ((2, (6, 11)), (1, (3, 4)), (3, (13, 12)))
-        for batch, traced_size in sizes[::2]:
-            inputs = [x.requires_grad_() for x in operands(batch, 4, 3, 2, 3, traced_size, (5, 3), stride)]
-            traced = torch.jit.trace(function, inputs, check_trace=False)
-            for other, size in sizes:
-                inputs = operands(other, 4, 3, 2, 3, size, (5, 3), stride)
-                close([traced(*inputs)], [numpy_position(*inputs, stride=stride, dilation=dilation)])
+    sizes = ((2, (6, 11)), (1, (3, 4)), (3, (13, 12)))
+    for batch, traced_size in sizes[::2]:
+        inputs = [x.requires_grad_() for x in operands(batch, 4, 3, 2, 3, traced_size, (5, 3), stride)]
+        traced = torch.jit.trace(function, inputs, check_trace=False)
+        for other, size in sizes:
+            inputs = operands(other, 4, 3, 2, 3, size, (5, 3), stride)
+            close([traced(*inputs)], [definition(*inputs, stride=stride, dilation=dilation)])

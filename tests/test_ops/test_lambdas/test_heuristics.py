@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmkron.ops.lambdas import heuristics, tiled
-from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem, Rates, Work, estimate
+from mmkron.ops.lambdas import heuristics
+from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem
 from mmkron.ops.lambdas.position import FORMS, choose_form, position_lambda
 from mmkron.ops.lambdas.tiled import choose_tile
 
@@ -33,44 +33,6 @@ def test_multiply_adds(form, problem):
         position_lambda(*operands(problem), stride=problem.stride, form=form)
     work = WORK[form](problem)
     assert counter.get_total_flops() == 2 * (work.macs + work.slow_macs)
-
-
-@pytest.mark.parametrize('problem', PROBLEMS)
-def test_tiled_work(monkeypatch, problem):
-    """The estimated elements and calls are those that the tiled form computes for chunks of two samples."""
-    tables, coefficients = [], []
-
-    class TileColumn(tiled.TileColumn):
-        def __init__(self, *args):
-            super().__init__(*args)
-            tables.append(self.table.numel())
-
-    class QueryTile(tiled.QueryTile):
-        def coefficients(self, buffer):
-            result = super().coefficients(buffer)
-            coefficients.append(result.numel())
-            return result
-
-    monkeypatch.setattr(tiled, 'TileColumn', TileColumn)
-    monkeypatch.setattr(tiled, 'QueryTile', QueryTile)
-    tile = choose_tile(problem.size, problem.stride)
-    window = tiled.Geometry(problem.size, problem.scope, tile, problem.stride).max_window()
-    for module in (tiled, heuristics):
-        monkeypatch.setattr(module, 'CHUNK_COEFFICIENTS', 2 * tile[0] * tile[1] * problem.heads * window)
-    with torch.no_grad():
-        position_lambda(*operands(problem), stride=problem.stride, form='tiled')
-    work = heuristics.tiled_work(problem)
-    assert work.calls == len(tables) + len(coefficients)
-    assert work.elements == pytest.approx(sum(tables) + sum(coefficients), rel=0.1)
-
-
-def test_estimate():
-    """Every amount has a rate of its own: microseconds per million elements and per call."""
-    rates = Rates(macs=2, slow_macs=3, elements=5, io_elements=7, calls=11)
-    work = Work(macs=10**6, slow_macs=10**7, elements=10**8, io_elements=10**9, calls=4)
-    assert rates.time(work) == pytest.approx(2 + 30 + 500 + 7000 + 44)
-    expected = heuristics.TRAINING_RATES['dense'].time(heuristics.dense_work(PROBLEMS[0]))
-    assert estimate('dense', PROBLEMS[0], True) == expected != estimate('dense', PROBLEMS[0], False)
 
 
 class TestChoice:

@@ -191,9 +191,6 @@ class TestPrecision:
         with torch.autocast('cpu', dtype=torch.bfloat16):
             assert torch.equal(lif(x), lif(x.double()).float())
 
-    def test_float32(self):
-        compare(currents(4, 300, dtype=torch.float32), rtol=1e-4, atol=1e-5)
-
 
 class TestSpikingJelly:
     """Spikes and gradients of SpikingJelly's neurons."""
