@@ -15,10 +15,7 @@ aten = torch.ops.aten
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counter with the rules of MMEngine's ``FlopAnalyzer``, for fake tensors, which it cannot trace.
-
-    On all models of the metafiles the two give the same counts.
-    """
+    """Counter for fake tensors with the rules and the results of MMEngine's ``FlopAnalyzer``, which cannot trace them."""
 
     total = 0
 
@@ -39,8 +36,8 @@ class FlopCounter(TorchDispatchMode):
 
 
 def count_flops(network: nn.Module, *shape: int) -> int:
-    """Return the multiply-adds of a network on the device ``meta``, which gets fake tensors, for an input."""
-    # The forms of the operators that a traced graph has.
+    """Return the multiply-adds of a network on the device ``meta`` for an input of a shape."""
+    # Operators take the forms of a traced graph.
     with patch('torch.jit.is_tracing', lambda: True), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         network.to_empty(device='cpu')
         with FlopCounter() as counter:
