@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 class FlopCounter(TorchDispatchMode):
-    """Counter for fake tensors with the rules and the results of MMEngine's ``FlopAnalyzer``, which cannot trace them."""
+    """Counter for fake tensors that gives the same results as MMEngine's ``FlopAnalyzer``, which cannot trace them."""
 
     total = 0
 

@@ -1,4 +1,4 @@
-"""The networks learn: a few real digits by heart."""
+"""Networks learn a few real digits."""
 
 import pytest
 import torch
