@@ -115,6 +115,14 @@ def test_aspp_v2_head_is_that_of_deeplab_v2():
         head.init_weights()
 
 
+def test_dropout_acts_in_training_only():
+    head = build(ASPPV2Head, 4, num_classes=3, dropout_ratio=0.5)
+    x = features(1, 4, 5, 5)
+    expected = sum(conv(x) for conv in head.convs)
+    torch.testing.assert_close(head([x]), expected)
+    assert not torch.allclose(head.train()([x]), expected)
+
+
 @pytest.mark.parametrize('cls', [KAOHead, ASPPV2Head])
 def test_resize_concat(cls):
     """Several levels are resized and concatenated, as in MMSegmentation's heads."""
