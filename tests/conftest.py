@@ -1,4 +1,4 @@
-"""What several test modules share."""
+"""Options and fixtures that several test modules share."""
 
 import gc
 import random
@@ -14,17 +14,6 @@ from support.tools import ROOT as ROOT
 from support.tools import TINY_CONFIG, load_tool, make_image_tree
 
 DTYPES = ('float32', 'float64', 'bfloat16', 'float16')
-
-# arch -> weights without batch norm and biases, multiply-adds of convolutions, products and classifier at 224 x 224
-KANET_COUNTS = {
-    'kanet-kv': (3_448_448, 288_413_728),
-    'kanet-qkv': (3_448_448, 281_119_392),
-    'attnnet': (3_448_448, 365_374_304),
-    'attnnet-pool': (3_448_448, 300_248_480),
-    'mobilenet-v2-kao': (3_461_120, 298_649_632),
-    'kanet-wo-kao': (3_457_088, 290_538_368),
-    'mobilenet-v2': (3_469_760, 300_774_272),
-}
 
 
 def pytest_addoption(parser):
@@ -47,9 +36,9 @@ def dtype(request):
 
 @pytest.fixture(scope='session', autouse=True)
 def plain_config_text():
-    """Keep MMEngine from laying out its configs with yapf, which takes a second per checkpoint and log."""
+    """Keep MMEngine from formatting its configs with yapf, which takes a second per checkpoint and log."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (mmengine.config.config, yapf.yapflib.yapf_api):  # it imports the function early or late
+        for module in (mmengine.config.config, yapf.yapflib.yapf_api):  # versions differ in when they import it
             patch.setattr(module, 'FormatCode', lambda text, **_: (text, True), raising=False)
         yield
 
@@ -64,7 +53,7 @@ def frozen_imports():
 
 @pytest.fixture(autouse=True)
 def own_scope():
-    """Keep the default scope that MMEngine's Runner and the inferencers leave behind from the next test."""
+    """Restore the default scope, which MMEngine's Runner and the inferencers change."""
     before = dict(DefaultScope._instance_dict)
     yield
     DefaultScope._instance_dict.clear()
@@ -72,8 +61,7 @@ def own_scope():
 
 
 def free_ports(count: int) -> list[str]:
-    """Ports for process groups, below those that the system hands out itself, as to the connections of gloo: what is
-    free now could be theirs when it is wanted."""
+    """Return free ports below the range that the system assigns to other connections, such as gloo's."""
     found: list[str] = []
     for port in random.SystemRandom().sample(range(20000, 32768), 1000):
         with socket.socket() as free:
@@ -89,7 +77,7 @@ def free_ports(count: int) -> list[str]:
 
 @pytest.fixture
 def tiny_config(tmp_path):
-    """Path of a config whose data is the class-folder tree ``tmp_path/imagenet``."""
+    """Return the path of a config whose data are the class folders ``tmp_path/imagenet``."""
     make_image_tree(tmp_path / 'imagenet', with_meta=False)
     path = tmp_path / 'tiny.py'
     path.write_text(TINY_CONFIG.format(root=str(tmp_path / 'imagenet')))
@@ -98,13 +86,13 @@ def tiny_config(tmp_path):
 
 @pytest.fixture(scope='session')
 def train_args():
-    """Parses a command line as ``tools/train.py`` does."""
+    """Return a function that parses a command line of ``tools/train.py``."""
     script = load_tool('train')
     return lambda *argv: script.parse_args([str(arg) for arg in argv])
 
 
 @pytest.fixture(scope='session')
 def test_args():
-    """Parses a command line as ``tools/test.py`` does."""
+    """Return a function that parses a command line of ``tools/test.py``."""
     script = load_tool('test')
     return lambda *argv: script.parse_args([str(arg) for arg in argv])

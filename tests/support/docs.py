@@ -1,4 +1,4 @@
-"""Code blocks of Markdown pages, and the markers above them: ``<!-- KEY: VALUE -->`` on the line above a fence."""
+"""Code blocks of Markdown pages and their markers, ``<!-- KEY: VALUE -->`` on the line above a fence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLOCK = re.compile(r'(?:^[ ]*<!-- ([\w ]+): ([^\n]*) -->\n)?^([ ]*)```(\w*)\n(.
 
 
 class Block(NamedTuple):
-    """A code block, its first line in the page and its marker, ``('', '')`` if it has none."""
+    """A code block with its first line in the page and its marker, which is ``('', '')`` if there is none."""
 
     language: str
     text: str

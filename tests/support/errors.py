@@ -1,4 +1,4 @@
-"""One way to check an error: its type, the argument that it names and the value that it shows, not its sentence."""
+"""Check an error by its type, the argument that it names and the value that it shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNSET = object()
 
 @contextmanager
 def raises(kind: type[Exception], argument: str, value: Any = _UNSET) -> Iterator[pytest.ExceptionInfo]:
-    """Expect an error of exactly this type, which names ``argument`` and, if given, shows ``value``.
+    """Expect an error of exactly this type that names ``argument`` and, if given, shows ``value``.
 
     Args:
         kind: Type of the error; a subclass does not count.
@@ -22,7 +22,7 @@ def raises(kind: type[Exception], argument: str, value: Any = _UNSET) -> Iterato
         value: The bad value. The message must contain its ``repr`` or its ``str``.
 
     Yields:
-        pytest's information on the error.
+        The information of pytest on the error.
 
     Example:
         >>> with raises(ValueError, 'heads', 3):

@@ -1,4 +1,4 @@
-"""Tensors of other strides: what a transposition, a slice, an expansion or an offset leaves behind."""
+"""Tensors with strides such as transposing, slicing and expanding give."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def restride(x: Tensor, seed: int) -> Tensor:
-    """Return a tensor that equals ``x`` and lies otherwise in memory.
+    """Return a tensor with the values of ``x`` and random strides.
 
-    The dimensions lie in a random order. Each has a random step and random gaps before and after it, and one along
-    which ``x`` is constant may be expanded (stride 0). Everything between the elements is NaN or, in a tensor of ints,
-    the least of them, so that a read beside them shows in the result.
+    The dimensions have a random order in memory, random steps, and random gaps before and after them. A dimension along
+    which ``x`` is constant may be expanded (stride 0). The memory between the elements is NaN, or the least integer, so
+    that a wrong read shows in the result.
 
     Args:
         x: Any tensor; it stays as it is.
-        seed: Draws the strides.
+        seed: Seed of the strides.
 
     Returns:
-        A leaf of the shape, dtype and values of ``x`` that does not require a gradient.
+        A leaf tensor that does not require a gradient.
     """
     draw = random.Random(seed)
     x = x.detach()

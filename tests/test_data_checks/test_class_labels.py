@@ -7,8 +7,8 @@ import pytest
 from mmengine.config import ConfigDict
 
 from mmkron import data_checks
+from mmkron.data_checks import DataError
 from mmkron.engine import runner as launch
-from mmkron.utils.errors import LaunchError
 from support.data_checks import texts
 from support.errors import raises
 from support.tools import run_training
@@ -123,7 +123,7 @@ def test_the_list_that_imagenet_finds_itself(root):
 def test_one_name_without_its_comma(root):
     """A string is refused unless it is a file of names; MMEngine would take its characters for the classes."""
     cfg = config(root, metainfo=dict(classes='rose'))
-    with raises(LaunchError, 'val_dataloader.dataset.metainfo.classes', 'rose'):
+    with raises(DataError, 'val_dataloader.dataset.metainfo.classes', 'rose'):
         data_checks.run(cfg, 'c.py', ('train', 'val'))
     (root / 'names.txt').write_text('\n'.join(NAMES))
     for names in (str(root / 'names.txt'), 's3://bucket/names.txt'):
@@ -136,6 +136,6 @@ def test_training_is_refused_before_anything_is_built(tiny_config, tmp_path, tra
     monkeypatch.setattr(launch, 'build_runner', None)
     (tmp_path / 'imagenet/val/.ipynb_checkpoints').mkdir()
     args = train_args(tiny_config, '--work-dir', tmp_path / 'work', '--cfg-options', 'model.head.num_classes=3')
-    with raises(LaunchError, 'model.head.num_classes', 3) as info:
+    with raises(DataError, 'model.head.num_classes', 3) as info:
         run_training(args)
     assert '.ipynb_checkpoints' in str(info.value)

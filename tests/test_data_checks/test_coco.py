@@ -9,8 +9,7 @@ import pytest
 from mmengine.config import ConfigDict
 
 from mmkron import data_checks
-from mmkron.data_checks import coco
-from mmkron.utils.errors import LaunchError
+from mmkron.data_checks import DataError, coco
 from support.data_checks import texts
 from support.errors import raises
 
@@ -194,14 +193,14 @@ def test_a_file_is_parsed_once(write, tmp_path, monkeypatch):
     assert reads == [f'{tmp_path}/a.json']
     write(dict(images=[], categories=[], annotations=[]))
     os.utime(tmp_path / 'a.json', (1, 1))
-    with raises(LaunchError, f'{tmp_path}/a.json'):
+    with raises(DataError, f'{tmp_path}/a.json'):
         data_checks.run(cfg, 'c.py', ['train', 'val'])
 
 
 def test_all_datasets_of_a_file_are_in_one_message(write, tmp_path):
     dataset = write(metainfo=dict(classes=('cat', 'Dog')))
     cfg = ConfigDict(config(dataset), val_dataloader=dict(dataset=dict(dataset, test_mode=True)))
-    with raises(LaunchError, f'{tmp_path}/a.json', 'Dog') as info:
+    with raises(DataError, f'{tmp_path}/a.json', 'Dog') as info:
         data_checks.run(cfg, 'c.py', ['train', 'val'])
     text = str(info.value)
     for split in ('train', 'val'):

@@ -3,10 +3,10 @@
 import pytest
 from mmengine.config import Config, ConfigDict
 
+from mmkron.data_checks import DataError
 from mmkron.data_checks.common import used_data
 from mmkron.data_checks.num_classes import count_classes, find_heads
 from mmkron.engine import runner as launch
-from mmkron.utils.errors import LaunchError
 from support.data_checks import problems
 from support.errors import raises
 from support.tools import ROOT, run_training
@@ -186,7 +186,7 @@ def test_training_is_refused_before_anything_is_built(train_args, tmp_path, monk
         ('kao/deeplabv2-kao-kv_r18-w16-d8_1xb8-2k_scenes-128x128.py', 'model.decode_head.num_classes', 3),
     ):
         args = train_args(ROOT / 'configs' / path, '--work-dir', tmp_path, '--cfg-options', f'{key}={number}')
-        with raises(LaunchError, key, number):
+        with raises(DataError, key, number):
             run_training(args)
 
 

@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from mmkron import data_checks
-from mmkron.utils.errors import LaunchError
+from mmkron.data_checks import DataError
 from support.data_checks import problems
 from support.errors import raises
 from support.tools import ROOT
@@ -39,7 +39,7 @@ def test_numbers_that_mmengine_accepts():
 def test_start_is_refused():
     """Such a training would end at once, with exit code 0 and nothing trained."""
     cfg = Config(dict(train_cfg=dict(by_epoch=True, max_epochs=-1)))
-    with raises(LaunchError, 'train_cfg.max_epochs', -1):
+    with raises(DataError, 'train_cfg.max_epochs', -1):
         data_checks.run(cfg, 'some.py', ('train', 'val'))
 
 
@@ -98,5 +98,5 @@ def test_events_of_a_shipped_config():
     cfg.model.train_cfg.augments = CUTMIX
     assert problems(cfg, 'mixing of events', ('train',)) == []
     cfg.data_preprocessor.type = 'ClsDataPreprocessor'
-    with raises(LaunchError, 'model.train_cfg', 'CutMix'):
+    with raises(DataError, 'model.train_cfg', 'CutMix'):
         data_checks.run(cfg, 'some.py', ('train',))

@@ -1,4 +1,4 @@
-"""What constructors initialize: like init_weights, without a checkpoint, a log or a random number that others miss."""
+"""Constructors initialize like init_weights, but without checkpoints, logs and effects on other random numbers."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ KAIMING = dict(type='Kaiming', layer='Conv2d')
 
 
 class Net(BaseModule):
-    """A convolution by init_cfg, and a child that knows its own rule."""
+    """Network of a convolution with an init_cfg and a child with an initialization of its own."""
 
     def __init__(self, init_cfg=KAIMING):
         super().__init__(init_cfg)
@@ -22,7 +22,7 @@ class Net(BaseModule):
 
 
 def test_values():
-    """Kaiming's normal with the fan of the outputs, sqrt(2 / fan_out); the child's own rule comes after it."""
+    """Weights are Kaiming normal, sqrt(2 / fan_out), except in the child with its own rule."""
     torch.manual_seed(0)
     net = Net()
     assert net.conv.weight.std().item() == pytest.approx((2 / (32 * 9)) ** 0.5, rel=0.05)
@@ -35,7 +35,7 @@ def test_values():
 
 
 def test_random_numbers():
-    """They go on as without it; a seed gives one network, and what is drawn next is another number."""
+    """A seed determines the network, and the random numbers drawn afterwards do not correlate with it."""
     torch.manual_seed(3)
     net = Net()
     following = torch.randn(net.conv.weight.numel())
@@ -53,7 +53,7 @@ def test_random_numbers():
 
 
 def test_init_weights_comes_after_as_ever(monkeypatch):
-    """It initializes anew, once, from the random numbers of its time, and logs; the constructor does not."""
+    """init_weights initializes once more, from the current random numbers, and logs; the constructor does not log."""
     logged = []
     monkeypatch.setattr(BaseModule, '_dump_init_info', lambda module: logged.append(type(module).__name__))
     net = Net()
@@ -73,7 +73,7 @@ def test_init_weights_comes_after_as_ever(monkeypatch):
 
 @pytest.mark.parametrize('as_list', [False, True])
 def test_checkpoint(tmp_path, as_list):
-    """It is read by init_weights alone: it may not be there when a network is built for its test."""
+    """Only init_weights reads the checkpoint, which may be missing while a network is built."""
     path = tmp_path / 'weights.pth'
     pretrained = dict(type='Pretrained', checkpoint=str(path))
     init_cfg = [KAIMING, pretrained] if as_list else pretrained
@@ -91,7 +91,7 @@ def test_meta_device():
 
 
 class Extended(Net):
-    """Has an init_weights that needs what its constructor adds at the end."""
+    """Network whose init_weights needs a module that its constructor adds last."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Frames of events are batched to (B, T, C, H, W), and mixing cuts H and W of all frames in the same place."""
+"""EventDataPreprocessor: batches of frames (B, T, C, H, W) and mixing."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def build(**kwargs):
 
 
 def batch_of(count=4):
-    """Sample i is i + 1 everywhere and of class i."""
+    """Return samples of which number i has the value i + 1 everywhere and the class i."""
     inputs = [torch.full(SHAPE, i + 1, dtype=torch.float32) for i in range(count)]
     return dict(inputs=inputs, data_samples=[DataSample().set_gt_label(i) for i in range(count)])
 
@@ -38,7 +38,7 @@ def test_batches_without_mixing():
 
 @pytest.mark.parametrize('name', ['CutMix', 'ResizeMix'])
 def test_mixing_cuts_height_and_width(name):
-    """A rectangle of H x W is another sample's, the same in all frames and polarities; labels have its share."""
+    """All frames and polarities get the same rectangle of another sample, and labels its share."""
     mixed = 0
     for seed in range(20):
         np.random.seed(seed)

@@ -1,4 +1,4 @@
-"""What plain PyTorch puts on a backbone: one map of the tuple, a linear classifier."""
+"""Select and Classifier: a backbone in plain PyTorch."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_select_errors():
 
 
 def test_classifier_is_that_of_mmpretrain():
-    """A checkpoint of MMPretrain's classifier loads whole and gives its logits."""
+    """A checkpoint of MMPretrain's classifier loads strictly and gives the same logits."""
     pytest.importorskip('mmpretrain')
     from mmpretrain.models import ImageClassifier
 
@@ -43,7 +43,7 @@ def test_classifier_is_that_of_mmpretrain():
 
 
 def test_classifier_learns():
-    """Labels of random images, within 30 steps from what constructing initialized."""
+    """A classifier without init_weights learns random images within 30 steps."""
     torch.manual_seed(0)
     model = Classifier(LambdaResNet(stage_blocks=(1, 1, 1, 1), stage_layers='CCLL', base_channels=8), num_classes=4)
     x, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 4

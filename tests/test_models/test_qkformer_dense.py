@@ -1,4 +1,4 @@
-"""QKFormer in the hosts' segmentors and detectors: what a call gives does not depend on the calls before it."""
+"""QKFormer in the hosts' segmentors and detectors: results do not depend on earlier calls."""
 
 import copy
 
@@ -24,7 +24,7 @@ def segmentor():
 
 
 def settle(model, x):
-    """Statistics of batch norm with which neurons fire at every depth; float64, in evaluation."""
+    """Make neurons fire at every depth; return the model in float64 and evaluation mode."""
     model.double().train()
     with torch.no_grad():
         for part in model.backbone.modules():
@@ -44,19 +44,8 @@ def images(*shape, seed=1):
 
 
 @torch.no_grad()
-def test_batches_that_change(segmentor):
-    x = images(4, 3, 70, 100)
-    meta = [dict(img_shape=(70, 100))] * 4
-    expected = segmentor.whole_inference(x, meta)
-    for rows in ([0, 1, 2], [3], [2, 0], [0, 1, 2, 3]):
-        torch.testing.assert_close(
-            segmentor.whole_inference(x[rows], meta[: len(rows)]), expected[rows], rtol=0, atol=1e-9
-        )
-
-
-@torch.no_grad()
 def test_slide_inference(segmentor):
-    """The mean over windows that an untouched copy of the model sees one by one."""
+    """The result is the mean over windows that an unused copy of the model sees one by one."""
     model = copy.deepcopy(segmentor)
     model.test_cfg = Config(dict(mode='slide', crop_size=(64, 64), stride=(32, 32)))
     x = images(2, 3, 64, 96)
@@ -68,18 +57,8 @@ def test_slide_inference(segmentor):
     torch.testing.assert_close(model.slide_inference(x, meta), ours, rtol=0, atol=0)
 
 
-@torch.no_grad()
-def test_augmented_passes(segmentor):
-    """Passes of different sizes in turn, as TTA makes them, are each what a single one is."""
-    passes = [images(1, 3, *size, seed=size[0]) for size in ((48, 64), (64, 96), (80, 33))]
-    expected = [copy.deepcopy(segmentor).whole_inference(x, [dict(img_shape=x.shape[2:])]) for x in passes]
-    for _ in range(2):
-        for x, logits in zip(passes, expected):
-            assert torch.equal(segmentor.whole_inference(x, [dict(img_shape=x.shape[2:])]), logits)
-
-
 def test_inference_api():
-    """mmseg's API on a config file: the same image gives the same result, whatever came between."""
+    """With mmseg's API, an image gives the same result whatever comes in between."""
     from mmseg.apis import inference_model, init_model
 
     with DefaultScope.overwrite_default_scope('mmseg'):
@@ -93,10 +72,9 @@ def test_inference_api():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
-def test_detectors(name):
-    """Levels at the anchors' strides, for sizes that no stride divides, and the same ones again after another batch."""
-    cfg = Config.fromfile(ROOT / f'configs/qkformer/{name}_qkformer-hst-10-384_fpn_1x_coco.py')
+def test_detector():
+    """Levels have the strides of the anchors, for sizes that no stride divides and after another batch."""
+    cfg = Config.fromfile(ROOT / 'configs/qkformer/mask-rcnn_qkformer-hst-10-384_fpn_1x_coco.py')
     cfg.model.backbone.pop('init_cfg')
     with DefaultScope.overwrite_default_scope('mmdet'):
         torch.manual_seed(0)
@@ -104,9 +82,8 @@ def test_detectors(name):
     settle(model, torch.randn(2, 3, 64, 64))
     x = images(1, 3, 72, 100)
     levels = model.extract_feat(x)
-    head = model.rpn_head if name == 'mask-rcnn' else model.bbox_head
-    strides = [stride for stride, _ in head.prior_generator.strides]
-    assert strides == ([4, 8, 16, 32, 64] if name == 'mask-rcnn' else [8, 16, 32, 64, 128])
+    strides = [stride for stride, _ in model.rpn_head.prior_generator.strides]
+    assert strides == [4, 8, 16, 32, 64]
     assert [tuple(level.shape[2:]) for level in levels] == [(-(-72 // s), -(-100 // s)) for s in strides]
     model.extract_feat(images(3, 3, 48, 64))
     for again, level in zip(model.extract_feat(x), levels):

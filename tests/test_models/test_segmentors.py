@@ -1,4 +1,4 @@
-"""The shipped segmentors as a whole: any image size, whole and in windows; they learn scenes by heart."""
+"""The shipped segmentors: any image size, whole and sliding inference, learning a few scenes."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ SMALL = 'configs/kao/deeplabv2{}_r18-w16-d8_1xb8-2k_scenes-128x128.py'
 HEADS = ['', '-dense', '-pooled', '-kao-kv', '-kao-qkv']
 CONFIGS = [SMALL.format(head) for head in HEADS] + ['configs/kanet/fpn_kanet-kv_4xb2-80k_cityscapes-512x1024.py']
 LARGE = 'configs/kao/deeplabv2-kao-kv_r101-d8_1xb8-25k_voc12aug-321x321.py'
-SIZES = [(65, 97), (127, 191)]
 
 
 def build(path, **test_cfg):
@@ -38,7 +37,7 @@ def image(size, seed=0):
 
 
 def predict(model, pixels):
-    """Through the path of tools/test.py: preprocessor, inference, resize to the original size."""
+    """Predict as tools/test.py does: preprocess, infer, resize to the original size."""
     size = tuple(pixels.shape[1:])
     meta = dict(img_shape=size, ori_shape=size, pad_shape=size, padding_size=[0] * 4)
     with torch.no_grad():
@@ -46,11 +45,10 @@ def predict(model, pixels):
     return result
 
 
-@pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize('path', [*CONFIGS, LARGE], ids=lambda path: path.rsplit('/', 1)[-1].split('_')[0])
-def test_whole_inference_at_odd_sizes(path, size):
-    """The original size comes back, with the classes of the upsampled logits."""
-    model = build(path)
+def test_whole_inference_at_odd_sizes(path):
+    """The result has the original size and the classes of the upsampled logits."""
+    model, size = build(path), (65, 97)
     pixels = image(size)
     result = predict(model, pixels)
     x = model.data_preprocessor(dict(inputs=[pixels]))['inputs']
@@ -61,11 +59,10 @@ def test_whole_inference_at_odd_sizes(path, size):
     assert torch.equal(result.pred_sem_seg.data[0], result.seg_logits.data.argmax(0))
 
 
-@pytest.mark.parametrize('size', SIZES)
-@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.rsplit('/', 1)[-1].split('_')[0])
-def test_slide_inference_at_odd_sizes(path, size):
-    """Each pixel gets the mean of the windows that hold it; windows at the border are moved inward."""
-    window, stride = (64, 96), (40, 56)
+@pytest.mark.parametrize('path', [CONFIGS[0], CONFIGS[-2], CONFIGS[-1]])
+def test_slide_inference_at_odd_sizes(path):
+    """Each pixel gets the mean of the windows that contain it; windows at the border are moved inward."""
+    size, window, stride = (65, 157), (64, 96), (40, 56)
     model = build(path, mode='slide', crop_size=window, stride=stride)
     pixels = image(size)
     result = predict(model, pixels)
@@ -87,9 +84,9 @@ def test_slide_inference_at_odd_sizes(path, size):
     torch.testing.assert_close(result.seg_logits.data, total / count, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize('head', HEADS)
+@pytest.mark.parametrize('head', ['', '-kao-qkv'])
 def test_learns_scenes_by_heart(head):
-    """Four scenes of coloured squares whose class is their pattern."""
+    """The model learns four scenes of colored squares whose class is their pattern."""
     model = build(SMALL.format(head))
     rng = np.random.default_rng(0)
     images = rng.integers(60, 90, (4, 3, 64, 64)).astype(np.uint8)

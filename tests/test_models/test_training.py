@@ -1,6 +1,5 @@
-"""The networks learn: a few real digits by heart."""
+"""Networks learn a few real digits."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -8,14 +7,13 @@ from mmkron.datasets import Digits
 from mmkron.models import KANet
 
 
-@pytest.mark.parametrize('arch', ['kanet-kv', 'kanet-qkv'])
-def test_learns_digits_by_heart(arch):
-    samples = Digits('train').load_data_list()[:40]
+def test_learns_digits_by_heart():
+    samples = Digits('train').load_data_list()[:32]
     images = torch.stack([torch.from_numpy(sample['img']) for sample in samples])[:, None].float() / 127.5 - 1
     images = F.interpolate(images, size=(32, 32), mode='bilinear')
     labels = torch.tensor([sample['gt_label'] for sample in samples])
     torch.manual_seed(0)
-    backbone = KANet(arch, widen_factor=0.25, in_channels=1, stem_stride=1)
+    backbone = KANet('kanet-kv', widen_factor=0.25, in_channels=1, stem_stride=1)
     backbone.init_weights()
     head = torch.nn.Linear(1280, 10)
     optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()], lr=0.005)

@@ -1,17 +1,19 @@
-"""Operands of any strides: values and gradients of every operator are those of its definition on contiguous ones."""
+"""Every operator against its definition: operands of any strides, and any device and dtype."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from mmkron import ops
 from mmkron.layers import KroneckerAttention2d, LambdaLayer, SpikingConv, SpikingPatchEmbed, SpikingSelfAttention
 from mmkron.ops.neurons.norm_lif import norm_lif
+from support import definitions
+from support.definitions import attention, map_attention, spiking_attention
 from support.strides import restride
 
-SEEDS = range(6)
+SEEDS = range(4)
 
 
 def normal(*shape, seed=0):
@@ -23,100 +25,13 @@ def spikes(*shape, seed=0):
 
 
 def constant_along(axis, x):
-    """Values that may be expanded along an axis."""
+    """Return a tensor that is constant, and expanded, along an axis."""
     return x.narrow(axis, 0, 1).expand_as(x)
 
 
-# Definitions, of einsum and loops.
-def means(x):
-    return torch.cat([x.sum(2) / x.shape[2], x.sum(3) / x.shape[3]], 2)
-
-
-def positions(x):
-    return x.reshape(*x.shape[:2], -1)
-
-
-def pooled(x):
-    rows = range(0, x.shape[2], 2), range(0, x.shape[3], 2)
-    windows = [x[:, :, i : i + 2, j : j + 2].flatten(2).max(2).values for i in rows[0] for j in rows[1]]
-    return torch.stack(windows, 2)
-
-
-def coefficients(query, key, norm='softmax', scale=1.0):
-    out = scale * torch.einsum('bdm,bdn->bmn', key, query)
-    if norm != 'softmax':
-        out = (out - out.mean()) / (out.var(unbiased=False) + 1e-5).sqrt()
-    return (
-        out
-        if norm == 'bn'
-        else (out - out.amax(1, keepdim=True)).exp() / (out - out.amax(1, keepdim=True)).exp().sum(1, keepdim=True)
-    )
-
-
-def attention(query, key, value, norm='softmax', scale=1.0):
-    return torch.einsum('bpm,bmn->bpn', value, coefficients(query, key, norm, scale))
-
-
-def map_attention(reduce_query, reduce_context, query, key, value, norm='softmax'):
-    out = attention(reduce_query(query), reduce_context(key), reduce_context(value), norm)
-    height, width = query.shape[2:]
-    if reduce_query is means:
-        return out[:, :, :width].unsqueeze(2) + out[:, :, width:].unsqueeze(3)
-    return out.reshape(*out.shape[:2], height, width)
-
-
-def content_matrix(key, value):
-    weights = key.flatten(3).exp() / key.flatten(3).exp().sum(3, keepdim=True)
-    return torch.einsum('bukm,buvm->bkv', weights, value.flatten(3))
-
-
-def content_lambda(query, key, value):
-    return torch.einsum('bhkxy,bkv->bhvxy', query, content_matrix(key, value))
-
-
-def position_lambda(query, value, table, content, stride=1, dilation=1):
-    out = torch.einsum('bhkxy,bkv->bhvxy', query, content)
-    radius = [side // 2 for side in table.shape[2:]]
-    pad = [dilation * r for r in radius]
-    padded = F.pad(value, (pad[1], pad[1], pad[0], pad[0]))
-    for i in range(table.shape[2]):
-        for j in range(table.shape[3]):
-            seen = padded[..., dilation * i :, dilation * j :][..., : value.shape[3], : value.shape[4]]
-            lambdas = torch.einsum('uk,buvxy->bkvxy', table[:, :, i, j], seen[..., ::stride, ::stride])
-            out = out + torch.einsum('bhkxy,bkvxy->bhvxy', query, lambdas)
-    return out
-
-
-def neurons(x, v0=None, tau=2.0, v_threshold=1.0):
-    v, out = torch.zeros_like(x[0]) if v0 is None else v0, []
-    for current in x:
-        h = v + (current - v) / tau
-        soft = torch.sigmoid(4 * (h - v_threshold))
-        s = (h >= v_threshold).to(x.dtype) + soft - soft.detach()
-        out.append(s)
-        v = h * (1 - s.detach())
-    return torch.stack(out)
-
-
-def spiking_attention(kind, *operands, heads=2):
-    q, k, *v = (x.unflatten(2, (heads, -1)) for x in operands)
-    if kind == 'self':
-        weights = torch.einsum('tbhcn,tbhcm->tbhnm', q, k)
-        out = neurons(0.125 * torch.einsum('tbhnm,tbhcm->tbhcn', weights, v[0]), v_threshold=0.5)
-    else:
-        out = neurons(q.sum(3 if kind == 'token' else 4, keepdim=True), v_threshold=0.5) * k
-    return out.flatten(2, 3)
-
-
-def norm_neurons(x, weight, bias):
-    mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
-    out = (x - mean) / (var + 1e-5).sqrt() * weight[:, None, None] + bias[:, None, None]
-    return neurons(out.reshape(4, -1, *x.shape[1:]))
-
-
 def fused(x, weight, bias):
-    """With running statistics of a step of 2, which become those of the batch."""
-    mean, var = (torch.zeros(2 * len(weight), dtype=x.dtype)[::2] for _ in range(2))
+    """Apply norm_lif with strided running statistics, which become the statistics of the batch."""
+    mean, var = (torch.zeros(2 * len(weight), dtype=x.dtype, device=x.device)[::2] for _ in range(2))
     out = norm_lif(x, 4, weight, bias, mean, var, momentum=1.0)
     torch.testing.assert_close(mean, x.detach().mean((0, 2, 3)))
     torch.testing.assert_close(var, x.detach().var((0, 2, 3)))
@@ -126,7 +41,6 @@ def fused(x, weight, bias):
 MAPS = [normal(2, 3, 5, 6), normal(2, 3, 4, 7, seed=1), normal(2, 4, 4, 7, seed=2)]
 COLUMNS = [normal(2, 3, 9), normal(2, 3, 14, seed=1), normal(2, 4, 14, seed=2)]
 MANY = [normal(2, 3, 10), normal(2, 3, 800, seed=1), normal(2, 3, 800, seed=2)]
-LAMBDAS = [normal(2, 3, 4, 5, 12), normal(2, 2, 3, 5, 12, seed=1), normal(2, 4, 5, 7, seed=2), normal(2, 4, 3, seed=3)]
 CONTENT = [normal(2, 3, 4, 5, 3), normal(2, 2, 4, 3, 6, seed=1), normal(2, 2, 3, 3, 6, seed=2)]
 SPIKES = [spikes(4, 2, 6, 5, seed=seed) for seed in range(3)]
 
@@ -143,44 +57,40 @@ CASES = {
     'attend, tiled': (ops.attend, attention, MANY),
     'attend, tiled, scaled': (partial(ops.attend, scale=-0.3), partial(attention, scale=-0.3), MANY),
     'attend, bn': (partial(ops.attend, norm='bn', scale=0.7), partial(attention, norm='bn', scale=0.7), COLUMNS),
-    'attention_coefficients': (ops.attention_coefficients, coefficients, COLUMNS[:2]),
-    'axis_means': (ops.axis_means, means, MAPS[:1]),
-    'channel_qk_attention': (
-        partial(ops.channel_qk_attention, heads=2),
-        partial(spiking_attention, 'channel'),
-        SPIKES[:2],
+    'attention_coefficients': (ops.attention_coefficients, definitions.coefficients, COLUMNS[:2]),
+    'axis_means': (ops.axis_means, definitions.means, MAPS[:1]),
+    'content_lambda': (ops.content_lambda, definitions.content_lambda, CONTENT),
+    'content_matrix': (ops.content_matrix, definitions.content_matrix, CONTENT[1:]),
+    'lif': (
+        ops.lif,
+        definitions.neurons,
+        [1.5 * normal(4, 2, 3, 5), normal(2, 3, 5, seed=1), torch.tensor([2.5]).double()],
     ),
-    'content_lambda': (ops.content_lambda, content_lambda, CONTENT),
-    'content_matrix': (ops.content_matrix, content_matrix, CONTENT[1:]),
-    'dense_attention': (ops.dense_attention, partial(map_attention, positions, positions), MAPS),
-    'kronecker_attention_kv': (ops.kronecker_attention_kv, partial(map_attention, positions, means), MAPS),
-    'kronecker_attention_qkv': (ops.kronecker_attention_qkv, partial(map_attention, means, means), MAPS),
-    'lif': (ops.lif, neurons, [1.5 * normal(4, 2, 3, 5), normal(2, 3, 5, seed=1), torch.tensor([2.5]).double()]),
-    'norm_lif': (fused, norm_neurons, [normal(8, 3, 4, 5), normal(3, seed=1).abs() + 0.5, normal(3, seed=2)]),
+    'norm_lif': (
+        fused,
+        definitions.norm_neurons,
+        [normal(8, 3, 4, 5), normal(3, seed=1).abs() + 0.5, normal(3, seed=2)],
+    ),
     'outer_sum': (
         partial(ops.outer_sum, size=(4, 5)),
         lambda y: torch.stack([y[..., 5 + i, None] + y[..., :5] for i in range(4)], 2),
         [normal(2, 3, 9)],
     ),
-    'pool_context': (ops.pool_context, pooled, MAPS[:1]),
-    'pooled_attention': (ops.pooled_attention, partial(map_attention, positions, pooled), MAPS),
-    'position_lambda': (ops.position_lambda, position_lambda, lambda_operands((5, 12), (5, 7))),
-    'spiking_self_attention': (
-        partial(ops.spiking_self_attention, heads=2),
-        partial(spiking_attention, 'self'),
-        SPIKES,
-    ),
-    'token_qk_attention': (partial(ops.token_qk_attention, heads=2), partial(spiking_attention, 'token'), SPIKES[:2]),
+    'pool_context': (ops.pool_context, definitions.pooled, MAPS[:1]),
+    'position_lambda': (ops.position_lambda, definitions.position_lambda, lambda_operands((5, 12), (5, 7))),
 }
-for _norm in ('bn_softmax', 'bn'):
-    for _name, _reductions in (('dense', (positions, positions)), ('kronecker', (positions, means))):
-        _operator = ops.dense_attention if _name == 'dense' else ops.kronecker_attention_kv
-        _definition = partial(map_attention, *_reductions, norm=_norm)
-        CASES[f'{_name}, {_norm}'] = (partial(_operator, norm=_norm), _definition, MAPS)
+for _kind, _name in (('token', 'token_qk'), ('channel', 'channel_qk'), ('self', 'spiking_self')):
+    _operator = partial(getattr(ops, f'{_name}_attention'), heads=2)
+    CASES[f'{_name}_attention'] = (_operator, partial(spiking_attention, _kind), SPIKES[: 2 + (_kind == 'self')])
+for _mode, _name in (('dense', 'dense'), ('pooled', 'pooled'), ('kv', 'kronecker'), ('qkv', 'kronecker')):
+    _name = f'{_name}_attention' + (f'_{_mode}' if _name == 'kronecker' else '')
+    for _norm in ('softmax', 'bn_softmax', 'bn') if _mode in ('dense', 'kv') else ('softmax',):
+        _operator, _definition = partial(getattr(ops, _name), norm=_norm), partial(map_attention, _mode, norm=_norm)
+        CASES[f'{_name}, {_norm}'] = (_operator, _definition, MAPS)
 for _form in ('conv', 'dense', 'tiled'):
     for _size, _scope, _settings in (
         ((5, 12), (5, 7), {}),
-        ((1, 1), (5, 3), {}),  # one query: no zeros beside the embeddings
+        ((1, 1), (5, 3), {}),
         ((3, 3), (5, 5), dict(stride=3)),
         ((9, 21), (3, 5), dict(stride=2)),
         ((5, 9), (3, 5), dict(dilation=2)),
@@ -188,17 +98,17 @@ for _form in ('conv', 'dense', 'tiled'):
     ):
         CASES[f'position_lambda, {_form}, {_size}, {_settings}'] = (
             partial(ops.position_lambda, form=_form, **_settings),
-            partial(position_lambda, **_settings),
+            partial(definitions.position_lambda, **_settings),
             lambda_operands(_size, _scope, _settings.get('stride', 1)),
         )
 
 
 def differentiate(function, operands, cotangent=None):
-    """The output and the gradients of all operands."""
+    """Return the output and the gradients of all operands, and the cotangent."""
     leaves = [x.detach().requires_grad_() for x in operands]
     out = function(*leaves)
     if cotangent is None:
-        cotangent = normal(*out.shape, seed=9)
+        cotangent = normal(*out.shape, seed=9).to(out)
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)], cotangent
 
 
@@ -213,7 +123,7 @@ def test_every_operator_has_a_case():
 
 @pytest.mark.parametrize('case', CASES)
 def test_any_strides(case):
-    """Operands and cotangents of random strides."""
+    """Operands and cotangents may have any strides."""
     operator, definition, operands = CASES[case]
     expected, cotangent = differentiate(definition, operands)
     assert_equal(differentiate(operator, operands, cotangent)[0], expected)
@@ -226,7 +136,7 @@ def test_any_strides(case):
 
 @pytest.mark.parametrize('case', CASES)
 def test_expanded(case):
-    """Each operand in turn is constant along one of its dimensions, of stride 0."""
+    """Every operand may be expanded along any dimension."""
     operator, definition, operands = CASES[case]
     for index, x in enumerate(operands):
         for axis in range(x.dim()):
@@ -237,26 +147,16 @@ def test_expanded(case):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_channels_last(case):
-    """Operands of four dimensions in channels last, as convolutions hand them on; others that are not contiguous."""
-
-    def change(x):
-        if x.dim() == 4:
-            return x.contiguous(memory_format=torch.channels_last)
-        return x.mT.contiguous().mT if x.dim() > 1 else torch.stack([x, torch.full_like(x, float('nan'))], -1)[..., 0]
-
+def test_device_and_dtype(case, device, dtype):
+    """Outputs and gradients with ``--device`` and ``--dtype`` are close to the definition in float64."""
     operator, definition, operands = CASES[case]
-    expected, cotangent = differentiate(definition, operands)
-    assert_equal(differentiate(operator, [*map(change, operands)], cotangent)[0], expected)
-
-
-def test_one_query():
-    """By hand: a table that is not contiguous, and a single query of a stride as large as the map."""
-    query, value = torch.ones(1, 1, 1, 1, 1), torch.zeros(1, 1, 1, 3, 3)
-    value[..., 0, 1] = 1
-    table = torch.arange(25.0).view(1, 1, 5, 5).transpose(2, 3)  # entry [i, j] is 5 j + i
-    for form in ('conv', 'dense', 'tiled'):
-        assert ops.position_lambda(query, value, table, stride=3, form=form).item() == 5 * 3 + 2
+    operands = [x.to(dtype) for x in operands]
+    expected, cotangent = differentiate(definition, [x.double() for x in operands])
+    ours, _ = differentiate(operator, [x.to(device) for x in operands], cotangent.to(device, dtype))
+    for out, other in zip(ours, expected):
+        assert out.device.type == device.type
+        assert out.dtype == dtype or case in ('attention_coefficients', 'content_matrix')  # may be float32
+        assert (out.cpu().double() - other).norm() <= 16 * torch.finfo(dtype).eps * (other.norm() + 1)
 
 
 LAYERS = {
@@ -276,7 +176,7 @@ LAYERS = {
 
 @pytest.mark.parametrize('name', LAYERS)
 def test_layers(name):
-    """A training step on maps of any strides is that on contiguous ones."""
+    """A training step on maps of any strides equals a step on contiguous maps."""
     build, shape = LAYERS[name]
     torch.manual_seed(0)
     layer = build().double().train()
@@ -285,3 +185,18 @@ def test_layers(name):
     assert all(out.isfinite().all() and out.any() for out in expected)
     for seed in SEEDS:
         assert_equal(differentiate(layer, [restride(x, seed)], restride(cotangent, seed + 1))[0], expected)
+
+
+@pytest.mark.parametrize('name', LAYERS)
+def test_layers_on_device_and_dtype(name, device, dtype):
+    """A training step with ``--device`` and ``--dtype`` is close to float64's, unless rounding flips spikes."""
+    build, shape = LAYERS[name]
+    torch.manual_seed(0)
+    layer, x = build().to(dtype).train(), normal(*shape).to(dtype)
+    expected, cotangent = differentiate(copy.deepcopy(layer).double(), [x.double()])
+    ours, _ = differentiate(layer.to(device), [x.to(device)], cotangent.to(device, dtype))
+    for out, other in zip(ours, expected):
+        assert (out.dtype, out.device.type) == (dtype, device.type)
+        assert out.isfinite().all()
+        if x.dim() == 4:  # without spikes
+            assert (out.cpu().double() - other).norm() <= 32 * torch.finfo(dtype).eps * (other.norm() + 1)

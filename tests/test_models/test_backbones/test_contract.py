@@ -2,20 +2,16 @@
 
 import copy
 import functools
-import inspect
 import io
 import itertools
 import math
 import pickle
-from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from mmengine.model import ExponentialMovingAverage
-from mmengine.optim import OptimWrapper
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parameters_to_vector
 
@@ -24,10 +20,11 @@ from mmkron.models import backbones
 from mmkron.models.backbones import KANet, LambdaMobileNetV2, LambdaResNet, QKFormer
 from mmkron.models.backbones.kanet import ARCHS
 from mmkron.registry import MODELS
+from support.errors import raises
 
 
 class Case(NamedTuple):
-    """A small instance of a backbone: class, arguments, channels and strides of its stages, part of the test's name."""
+    """A small instance of a backbone, with the channels and strides of its stages and a part of the test's name."""
 
     cls: type
     kwargs: dict[str, Any]
@@ -39,20 +36,20 @@ class Case(NamedTuple):
 # Odd, and such that the map of stride 32 has two positions per axis: coefficients need two keys that differ.
 SIZE = (33, 41)
 
-# Without the zeros of zero_init_residual, which hide what a block does.
+# zero_init_residual would hide what a block does.
 SMALL_LAMBDA = dict(base_channels=8, stage_blocks=(1, 1, 2, 1), lambda_cfg=dict(scope=5), zero_init_residual=False)
 SMALL_LAMBDA_OUTPUTS = ((32, 64, 128, 256), (4, 8, 16, 32))
 
 
 def shallow(arch):
-    """Return the settings of ``arch`` with one block per row, less the rows that repeat the one before."""
+    """Return the settings of ``arch`` with one block per row and without the rows that repeat the previous one."""
     layout = [row for index, row in enumerate(ARCHS[arch]['layout']) if index not in (6, 8)]
     return dict(ARCHS[arch], layout=[(module, 3, width, 1, stride) for module, _, width, _, stride in layout])
 
 
 CASES = [
     Case(KANet, dict(arch=shallow(arch), widen_factor=0.25), (8, 8, 8, 16, 80, 1280), (2, 4, 8, 16, 32, 32), arch)
-    for arch in ARCHS
+    for arch in ('kanet-kv', 'kanet-qkv', 'attnnet', 'attnnet-pool')
 ]
 CASES += [
     Case(LambdaResNet, {**SMALL_LAMBDA, **kwargs}, *SMALL_LAMBDA_OUTPUTS)
@@ -63,20 +60,18 @@ CASES += [
     )
 ]
 CASES += [Case(LambdaMobileNetV2, dict(widen_factor=0.25), (8, 8, 8, 24, 80, 1280), (2, 4, 8, 16, 32, 32))]
-# A stage more than the paper's networks have, as the others.
 SMALL_SPIKING = dict(
-    dims=(8, 16, 32, 64),
-    depths=(1, 1, 1, 1),
+    dims=(8, 16, 32),
+    depths=(1, 1, 1),
     heads=4,
     mlp_ratio=2,
     steps=3,
-    attentions=('qkta', 'qkta', 'qkca', 'ssa'),
+    attentions=('qkta', 'qkca', 'ssa'),
     stem=dict(widths=(8, 8, 8), pools=(True, True, False), shortcut_from=1),
     pools=(True, False),
 )
-# Thresholds that random currents reach.
-ACTIVE = dict(arch=SMALL_SPIKING, neuron_cfg=dict(v_threshold=0.2))
-CASES += [Case(QKFormer, ACTIVE, (8, 16, 32, 64), (4, 8, 16, 32))]
+# Random currents must reach the threshold.
+CASES += [Case(QKFormer, dict(arch=SMALL_SPIKING, neuron_cfg=dict(v_threshold=0.2)), (8, 16, 32), (4, 8, 16))]
 
 
 def identify(case):
@@ -84,9 +79,18 @@ def identify(case):
     return '-'.join(part for part in (case.cls.__name__, case.name, *chosen) if part)
 
 
+# Compiling and exporting take seconds: tests/test_ops has the other operators.
+TRACED = [c for c in CASES if c.name not in ('kanet-qkv', 'attnnet') and 'share_embeddings' not in c.kwargs]
+
+
 @pytest.fixture(params=CASES, ids=identify)
 def case(request):
     return request.param
+
+
+def test_every_registered_backbone_has_a_case():
+    registered = {cls for cls in MODELS.module_dict.values() if issubclass(cls, backbones.Backbone)}
+    assert {case.cls for case in CASES} == registered
 
 
 def build(case, seed=0, **kwargs):
@@ -101,7 +105,7 @@ def image(*shape, seed=0, dtype=torch.float32):
 
 
 def settle(model):
-    """Give batch norm the statistics of real passes, so that evaluation is not a trivial map."""
+    """Run a few batches so that the statistics of batch norm fit the weights."""
     model.train()
     with torch.no_grad():
         for seed in range(3):
@@ -111,29 +115,23 @@ def settle(model):
 
 @functools.cache
 def weights(name):
-    """Return the settled weights of a case's whole network, which are computed once."""
+    """Return the settled weights of the whole network of a case; compute them once."""
     case = next(case for case in CASES if identify(case) == name)
     return settle(build(case, out_indices=tuple(range(len(case.channels))))).state_dict()
 
 
 def settled(case, **kwargs):
-    """Return a new network in evaluation with settled weights."""
+    """Build a network in evaluation mode with settled weights."""
     model = case.cls(**case.kwargs, **kwargs)
     model.load_state_dict(weights(identify(case)))
     return model.eval()
 
 
-def test_every_registered_backbone_is_covered():
-    registered = {cls for cls in MODELS.module_dict.values() if issubclass(cls, backbones.Backbone)}
-    assert {case.cls for case in CASES} == registered
-
-
 def test_outputs(case, device, dtype):
-    """Channels and strides are published and true, on sizes that no stride divides."""
+    """The published channels and strides are the actual ones, also for sizes that no stride divides."""
     stages = range(len(case.channels))
     model = settled(case, out_indices=tuple(stages)).to(device, dtype)
-    assert model.out_channels == case.channels
-    assert model.out_strides == case.strides
+    assert (model.out_channels, model.out_strides) == (case.channels, case.strides)
     for height, width in ((65, 97), (32, 32), (127, 40)):
         outs = model(image(2, 3, height, width).to(device, dtype))
         assert isinstance(outs, tuple)
@@ -143,9 +141,9 @@ def test_outputs(case, device, dtype):
         ]
 
 
-@pytest.mark.parametrize('out_indices', [-1, 0, 2, [1, -1], (3, 1)])
+@pytest.mark.parametrize('out_indices', [0, [-1, 1]])
 def test_out_indices(case, out_indices, device, dtype):
-    """A subset returns the same maps as the whole, always in a tuple, and leaves the caller's list alone."""
+    """A subset gives the same maps as the whole, and the caller's list stays as it is."""
     given = copy.copy(out_indices)
     whole = settled(case, out_indices=tuple(range(len(case.channels)))).to(device, dtype)
     part = build(case, out_indices=out_indices)
@@ -164,9 +162,9 @@ def test_out_indices(case, out_indices, device, dtype):
         torch.testing.assert_close(out, expected[index])
 
 
-@pytest.mark.parametrize('out_indices', [-1, 1, (0, 2)])
+@pytest.mark.parametrize('out_indices', [-1, (0, 1)])
 def test_every_parameter_gets_a_gradient(case, out_indices):
-    """No parameter without a use, whatever outputs are requested (else DDP needs find_unused_parameters)."""
+    """No parameter is unused, so that DDP works without find_unused_parameters."""
     model = build(case, out_indices=out_indices).double().train()
     sum(o.pow(2).sum() for o in model(image(2, 3, 64, 80, dtype=torch.float64))).backward()
     for name, parameter in model.named_parameters():
@@ -175,61 +173,8 @@ def test_every_parameter_gets_a_gradient(case, out_indices):
         assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize(
-    ('kwargs', 'error', 'message'),
-    [
-        (dict(out_indices=9), ValueError, r'out_indices must be in \[-\d, \d\], got 9'),
-        (dict(out_indices=(0, -9)), ValueError, r'out_indices must be in .* got \(0, -9\)'),
-        (dict(out_indices=()), ValueError, r'out_indices must name at least one, .*\(\)'),
-        (dict(out_indices=(0, 0)), ValueError, r'each once; got \(0, 0\)'),
-        (dict(out_indices='0'), TypeError, "out_indices must be an int or a sequence of ints, got '0'"),
-        (dict(out_indices=1.0), TypeError, 'out_indices must be an int or a sequence of ints, got 1.0'),
-        (dict(frozen_stages=9), ValueError, r'frozen_stages must be -1 \(none\).*got 9'),
-        (dict(frozen_stages=-2), ValueError, 'frozen_stages must be at least -1, got -2'),
-        (dict(frozen_stages=True), TypeError, 'frozen_stages must be an int, got True'),
-        (dict(in_channels=0), ValueError, 'in_channels must be at least 1, got 0'),
-        (dict(out_indices=0, frozen_stages=2), ValueError, r'up to 1 .*got 2'),
-    ],
-)
-def test_bad_arguments(case, kwargs, error, message):
-    with pytest.raises(error, match=message):
-        case.cls(**{**case.kwargs, **kwargs})
-
-
-def setting(cls):
-    """The argument that takes a name or a dict of settings, where there is one."""
-    return next((name for name in ('arch', 'skeleton') if name in inspect.signature(cls).parameters), None)
-
-
-@pytest.mark.parametrize('case', [c for c in CASES if setting(c.cls)], ids=identify)
-@pytest.mark.parametrize(
-    ('value', 'error', 'message'),
-    [
-        ('kanet', ValueError, "{} must be a dict or one of .*, got 'kanet'"),
-        (3, TypeError, '{} must be a name or a dict, got 3'),
-        (dict(depth=3), ValueError, r'{} must have the keys .*, got .*depth'),
-    ],
-)
-def test_bad_settings(case, value, error, message):
-    name = setting(case.cls)
-    with pytest.raises(error, match=message.format(name)):
-        case.cls(**{**case.kwargs, name: value})
-
-
-def test_bad_input(case):
-    model = build(case)
-    with pytest.raises(ValueError, match=r'x must have 3 channels, got shape \(1, 4, 32, 32\)'):
-        model(image(1, 4, 32, 32))
-    with pytest.raises(ValueError, match=r'x must be a map .*got shape \(3, 32, 32\)'):
-        model(image(3, 32, 32))
-    with pytest.raises(ValueError, match=r'no empty dimension, got shape \(1, 3, 0, 32\)'):
-        model(image(1, 3, 0, 32))
-    with pytest.raises(TypeError, match='x must be a floating-point tensor, got torch.uint8'):
-        model(image(1, 3, 32, 32).byte())
-
-
 def test_frozen_stages(case, device, dtype):
-    """Frozen from the start, still after train(), and unchanged by an optimizer step with weight decay."""
+    """Frozen parts stay in evaluation and are unchanged by an optimizer step with weight decay."""
     model = build(case, frozen_stages=2).to(device, dtype)
     frozen = [model.stem, *model.stages[:2]]
     assert not any(p.requires_grad for part in frozen for p in part.parameters())
@@ -247,6 +192,11 @@ def test_frozen_stages(case, device, dtype):
     assert all(p.requires_grad for p in build(case).parameters())
 
 
+def test_frozen_stages_must_exist(case):
+    with raises(ValueError, 'frozen_stages', 2):
+        case.cls(**{**case.kwargs, 'out_indices': 0, 'frozen_stages': 2})
+
+
 def test_norm_eval(case, device, dtype):
     model = build(case, norm_eval=True).to(device, dtype).train()
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
@@ -255,11 +205,10 @@ def test_norm_eval(case, device, dtype):
     before = copy.deepcopy(model.state_dict())
     model(image(2, 3, *SIZE).to(device, dtype))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert any(m.training for m in model.modules())
 
 
 def test_norm_cfg(case):
-    """norm_cfg reaches every norm of the path: with GroupNorm only the coefficients keep batch norm."""
+    """norm_cfg reaches every norm but the batch norm of the coefficients."""
     model = build(case, norm_cfg=dict(type='GN', num_groups=1))
     left = [name for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
     assert all(name.endswith('coefficient_bn') for name in left)
@@ -267,7 +216,7 @@ def test_norm_cfg(case):
 
 
 def test_with_cp(case):
-    """Equal outputs and gradients, though every block runs a second time in the backward pass."""
+    """Outputs and gradients are unchanged, and every block runs twice."""
     results = []
     for with_cp in (False, True):
         model = build(case, with_cp=with_cp, out_indices=(1, -1), frozen_stages=0).double().train()
@@ -284,17 +233,16 @@ def test_with_cp(case):
 
 
 def test_init_cfg_reaches_every_weight(case):
-    """MMEngine lets a direct child that knows its own initialisation undo the backbone's; lambda layers keep theirs."""
+    """init_cfg wins over the initialization of direct children; lambda layers keep their own."""
     model = build(case, init_cfg=dict(type='Constant', layer=['Conv1d', 'Conv2d', 'Linear'], val=0.25))
     own = {p for m in model.modules() if isinstance(m, LambdaLayer) for p in m.parameters()}
-    weights = {name: p for name, p in model.named_parameters() if p.dim() > 1 and p not in own}
+    weights = [p for p in model.parameters() if p.dim() > 1 and p not in own]
     assert weights
-    for name, weight in weights.items():
-        assert (weight == 0.25).all(), name
+    assert all((weight == 0.25).all() for weight in weights)
 
 
 def test_constructing_initializes(case):
-    """Without init_weights the parameters have the values that it gives: the same constants, as wide a spread."""
+    """The constructor initializes as init_weights does: the same constants and the same spread."""
     torch.manual_seed(0)
     model = case.cls(**case.kwargs)
     constructed = copy.deepcopy(model.state_dict())
@@ -313,7 +261,7 @@ def test_constructing_initializes(case):
 
 @pytest.mark.parametrize('half', [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(case, half):
-    """A training step in half precision without autocast: output, gradient and statistics are near float32's."""
+    """Outputs, gradients and statistics of a training step without autocast are close to float32's."""
     spiking = case.cls is QKFormer  # as in test_autocast
     results = []
     for cast in (half, torch.float32):
@@ -336,7 +284,7 @@ def test_half_precision(case, half):
 
 
 def test_no_state_between_calls(case):
-    """Two equal calls give equal outputs, another batch size in between included; a sample does not see its batch."""
+    """A call depends neither on the calls before it nor on the other samples of its batch."""
     model = settled(case)
     x = image(4, 3, *SIZE)
     with torch.no_grad():
@@ -347,15 +295,6 @@ def test_no_state_between_calls(case):
     model.train()
     for batch in (4, 3):
         model(x[:batch])[0].sum().backward()
-
-
-def test_float64_agrees_with_float32(case):
-    model = settled(case)
-    x = image(2, 3, *SIZE)
-    single = model(x)[0]
-    double = model.double()(x.double())[0]
-    assert double.dtype == torch.float64
-    torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-4)
 
 
 def test_copies(case):
@@ -370,7 +309,7 @@ def test_copies(case):
 
 
 def project(out):
-    """A loss that no batch norm makes constant."""
+    """Return a loss that no batch norm makes constant."""
     return (out * image(*out.shape, seed=9, dtype=out.dtype)).mean()
 
 
@@ -380,8 +319,8 @@ def gradient(model):
 
 @pytest.mark.parametrize('half', [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(case, half):
-    """Finite, and close to float32: outputs, and gradients with blocks that are computed twice."""
-    # A neuron near its threshold fires or not, and so do those behind it: only the first stage of spikes stays close.
+    """Outputs and gradients, with checkpointing, are finite and close to float32's."""
+    # A neuron near its threshold may flip, and the next ones with it: only the first stage of spikes stays close.
     spiking = case.cls is QKFormer
     x, outs, gradients = image(2, 3, 64, 64), [], []
     for low in (False, True):
@@ -394,16 +333,10 @@ def test_autocast(case, half):
     relative = (outs[1] - outs[0]).norm() / outs[0].norm()
     assert relative < (0.05 if half == torch.bfloat16 else 0.01) * (5 if spiking else 1)
     assert torch.cosine_similarity(*gradients, dim=0) > (0.95 if half == torch.bfloat16 else 0.99)
-    model = settled(case)
-    model.train()
-    with torch.autocast('cpu', dtype=half):
-        loss = model(x)[0].float().pow(2).mean()
-    loss.backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_channels_last(case):
-    """The same outputs and gradients in the other memory format."""
+    """Both memory formats give the same outputs and gradients."""
     results = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = settled(case).double().to(memory_format=memory_format)
@@ -414,9 +347,10 @@ def test_channels_last(case):
         torch.testing.assert_close(last, plain)
 
 
+@pytest.mark.parametrize('case', TRACED, ids=identify)
 def test_compile(case):
-    """One graph without a break, with the same outputs and gradients."""
-    model = settled(case, out_indices=3)
+    """The graph has no break and gives the same outputs and gradients."""
+    model = settled(case, out_indices=0 if case.cls is QKFormer else 3)  # test_export traces all its stages
     x = image(2, 3, *SIZE)
     torch._dynamo.reset()
     results = []
@@ -429,59 +363,9 @@ def test_compile(case):
     assert (results[1][1] - results[0][1]).norm() < 1e-4 * results[0][1].norm()
 
 
-def test_gradient_accumulation(case):
-    """MMEngine's accumulation over two halves of a batch makes the whole batch's step, batch norm in evaluation."""
-    x = image(4, 3, *SIZE, dtype=torch.float64)
-    steps = []
-    for counts in (1, 2):
-        model = settled(case, with_cp=counts == 2).double()
-        wrapper = OptimWrapper(torch.optim.SGD(model.parameters(), lr=0.1), accumulative_counts=counts)
-        wrapper.initialize_count_status(model, 0, counts)
-        before = parameters_to_vector(model.parameters()).detach().clone()
-        for part in x.chunk(counts):
-            with wrapper.optim_context(model):
-                loss = model(part)[0].pow(2).mean()
-            wrapper.update_params(loss)
-        steps.append(parameters_to_vector(model.parameters()).detach() - before)
-    assert steps[0].abs().max() > 0
-    torch.testing.assert_close(steps[1], steps[0], rtol=1e-6, atol=1e-9 * float(steps[0].abs().max()))
-
-
-@pytest.mark.parametrize('update_buffers', [False, True])
-def test_moving_average(case, update_buffers):
-    """MMEngine's average is the formula's, of parameters and, where it is asked for, of batch norm's statistics."""
-    model = settled(case).train()
-    average = ExponentialMovingAverage(model, momentum=0.25, update_buffers=update_buffers)
-    average.update_parameters(model)
-    expected = {key: value.clone() for key, value in model.state_dict().items()}
-    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    # With buffers MMEngine averages a parameter that layers share once for each of its names.
-    names = Counter(value.data_ptr() for value in model.state_dict().values())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for seed in (1, 2):
-        optimizer.zero_grad()
-        project(model(image(2, 3, *SIZE, seed=seed))[0]).backward()
-        optimizer.step()
-        average.update_parameters(model)
-        for key, value in model.state_dict().items():
-            if key in trained or update_buffers and value.is_floating_point():
-                for _ in range(names[value.data_ptr()] if update_buffers else 1):
-                    expected[key] += 0.25 * (value - expected[key])
-            elif not update_buffers:
-                expected[key] = value.clone()
-    averaged = average.module.state_dict()
-    assert averaged.keys() == expected.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(averaged[key], value, msg=key)
-    x = image(2, 3, *SIZE)
-    other = build(case, seed=1)
-    other.load_state_dict(expected)
-    torch.testing.assert_close(average.eval()(x)[0], other.eval()(x)[0], rtol=1e-3, atol=1e-4)
-    assert not torch.equal(average(x)[0], model.eval()(x)[0])
-
-
+@pytest.mark.parametrize('case', TRACED, ids=identify)
 def test_export(case):
-    """One program for every batch. docs/export.md says what torch.export makes of free map sizes."""
+    """One program serves every batch size; docs/export.md covers map sizes."""
     model = settled(case)
     program = torch.export.export(model, (image(2, 3, 33, 64),), dynamic_shapes=({0: torch.export.Dim('batch')},))
     for batch in (2, 5):
@@ -491,19 +375,12 @@ def test_export(case):
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_onnx(case):
-    """One graph for every batch and map size, the same values in onnxruntime."""
-    model = settled(case, out_indices=(2, -1))
+    """One graph serves every batch and map size and gives the same values in onnxruntime."""
+    model = settled(case, out_indices=(1, -1))
     buffer = io.BytesIO()
+    names = dict(input_names=['x'], output_names=['a', 'b'])
     axes = {name: {0: 'batch', 2: 'height', 3: 'width'} for name in ('x', 'a', 'b')}
-    torch.onnx.export(
-        model,
-        (image(2, 3, *SIZE),),
-        buffer,
-        input_names=['x'],
-        output_names=['a', 'b'],
-        dynamic_axes=axes,
-        dynamo=False,
-    )
+    torch.onnx.export(model, (image(2, 3, *SIZE),), buffer, **names, dynamic_axes=axes, dynamo=False)
     session = onnxruntime.InferenceSession(buffer.getvalue(), providers=['CPUExecutionProvider'])
     for shape in ((2, 3, *SIZE), (1, 3, 64, 97), (3, 3, 32, 48)):
         x = image(*shape)
@@ -512,7 +389,7 @@ def test_onnx(case):
 
 
 def test_layer_depth(case):
-    """Depths rise from the stem to the last block without a gap; what is not of the backbone comes last."""
+    """Depths rise without a gap from the stem to the last block; the head comes last."""
     model = build(case)
     depths = [model.get_layer_depth(f'backbone.{name}', 'backbone.') for name, _ in model.named_parameters()]
     blocks = sum(len(stage) for stage in model.stages)

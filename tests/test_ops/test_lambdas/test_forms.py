@@ -1,6 +1,5 @@
-"""Position lambda in all its formulations: values against the definition, gradients, precision, memory."""
+"""All forms of the position lambda: values, gradients, precision and memory."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,33 +11,28 @@ from mmkron.ops import position_lambda
 from mmkron.ops.lambdas import position as lambdas
 from mmkron.ops.lambdas import tiled
 from mmkron.ops.lambdas.position import FORMS
+from support.definitions import position_lambda as definition
 
 # batch, h, k, u, v, size, scope, stride, dilation
 CASES = {
     'one of each': (1, 1, 1, 1, 1, (1, 1), (1, 1), 1, 1),
     'one position': (2, 4, 3, 4, 2, (1, 1), (5, 3), 1, 1),
     'non-square scope': (3, 4, 3, 1, 2, (5, 7), (5, 3), 1, 1),
-    'u = 4': (3, 4, 3, 4, 2, (7, 4), (3, 5), 1, 1),
     'h = 8': (2, 8, 2, 1, 5, (6, 5), (3, 3), 1, 1),
     'h > k': (1, 8, 3, 4, 2, (4, 9), (3, 7), 1, 1),
     'several tiles': (3, 4, 3, 1, 2, (11, 19), (5, 9), 1, 1),
-    'several tiles, u = 4': (1, 1, 4, 4, 3, (9, 17), (7, 3), 1, 1),
     'map smaller than the scope': (2, 4, 3, 1, 3, (4, 3), (9, 11), 1, 1),
     'rows only': (2, 2, 3, 2, 2, (1, 19), (1, 7), 1, 1),
     'columns only': (2, 2, 3, 2, 2, (11, 1), (7, 3), 1, 1),
     'point scope': (2, 4, 3, 2, 2, (5, 9), (1, 1), 1, 1),
     'stride 2': (3, 4, 3, 2, 2, (9, 7), (5, 3), 2, 1),
     'stride 2, even sizes': (1, 4, 3, 1, 2, (8, 22), (3, 5), 2, 1),
-    'stride 3': (2, 1, 3, 1, 4, (14, 11), (5, 7), 3, 1),
     'stride over the map': (2, 2, 3, 1, 4, (2, 3), (3, 3), 5, 1),
     'dilation 2': (3, 4, 3, 2, 2, (9, 7), (5, 3), 1, 2),
-    'dilation 3': (2, 1, 3, 1, 4, (8, 11), (3, 5), 1, 3),
     'dilation over the map': (2, 2, 3, 1, 4, (2, 3), (3, 3), 1, 4),
-    'dilation over the rows': (2, 2, 3, 2, 2, (3, 14), (5, 7), 1, 4),
     'dilation over the columns': (2, 2, 3, 2, 2, (14, 3), (5, 3), 1, 5),
     'dilation far over the map': (2, 3, 3, 2, 2, (4, 11), (7, 23), 1, 1000),
     'stride 2, dilation over the map': (2, 2, 3, 2, 2, (5, 4), (3, 5), 2, 9),
-    'stride 2, dilation 3': (2, 2, 3, 2, 2, (9, 8), (3, 5), 2, 3),
     'stride 3, dilation 2': (1, 4, 3, 1, 2, (7, 10), (5, 3), 3, 2),
 }
 
@@ -56,37 +50,16 @@ def operands(batch, heads, depth, intra, width, size, scope, stride=1, dilation=
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def numpy_pairs(table, size, stride, dilation):
-    """Return the embeddings of all pairs, E[u, k, n, m], for the offset m - n, zero outside the scope."""
-    context = np.array([(i, j) for i in range(size[0]) for j in range(size[1])])
-    queries = context[(context % stride == 0).all(1)]
-    offsets = context[None] - queries[:, None]
-    radius = np.array(table.shape[2:]) // 2
-    seen = ((offsets % dilation == 0) & (abs(offsets) <= dilation * radius)).all(2)
-    index = np.where(seen[..., None], offsets // dilation + radius, 0)
-    return table[:, :, index[..., 0], index[..., 1]] * seen
-
-
-def numpy_position(query, value, table, content=None, stride=1, dilation=1):
-    """Multiply the queries with the (k, v) lambdas of all queries, in float64."""
-    query, value, table = (x.detach().double().numpy() for x in (query, value, table))
-    pairs = numpy_pairs(table, value.shape[3:], stride, dilation)
-    lambda_n = np.einsum('uknm,buvm->bnkv', pairs, value.reshape(*value.shape[:3], -1))
-    if content is not None:
-        lambda_n = lambda_n + content.detach().double().numpy()[:, None]
-    out = np.einsum('bhkn,bnkv->bhvn', query.reshape(*query.shape[:3], -1), lambda_n)
-    return torch.from_numpy(out.reshape(*out.shape[:3], *query.shape[3:]))
-
-
 def forms_for(stride, dilation):
+    """Return the forms that support the stride and the dilation."""
     return (None, 'conv') if stride > 1 and dilation > 1 else (None, *FORMS)
 
 
-def differentiate(inputs, autocast=None, **kwargs):
-    """Return the output, and the gradients of all inputs for a cotangent that differs between the outputs."""
+def differentiate(inputs, autocast=None, function=position_lambda, **kwargs):
+    """Return the output and the gradients of all inputs for a random cotangent."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     with torch.autocast('cpu', autocast, enabled=autocast is not None):
-        out = position_lambda(*leaves, **kwargs)
+        out = function(*leaves, **kwargs)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent.to(out.dtype))]
 
@@ -97,7 +70,7 @@ def close(outs, expected, tolerance=1e-10):
 
 
 class Recorder(TorchDispatchMode):
-    """Records the elements of the largest storage that an operation returns."""
+    """Mode that records the size of the largest storage that an operation returns."""
 
     largest = 0
 
@@ -109,27 +82,21 @@ class Recorder(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize('with_content', [False, True], ids=['', 'content'])
 @pytest.mark.parametrize('case', CASES)
-class TestCases:
-    @pytest.mark.parametrize('with_content', [False, True], ids=['', 'content'])
-    def test_feature(self, case, with_content):
-        *_, stride, dilation = CASES[case]
-        inputs = operands(*CASES[case])[: 3 + with_content]
-        expected = numpy_position(*inputs, stride=stride, dilation=dilation)
-        for form in forms_for(stride, dilation):
-            out = position_lambda(*inputs, stride=stride, dilation=dilation, form=form)
-            close([out], [expected])
-
-    def test_gradients_agree(self, case):
-        *_, stride, dilation = CASES[case]
-        for count in (3, 4):
-            inputs = operands(*CASES[case])[:count]
-            expected = differentiate(inputs, stride=stride, dilation=dilation, form='conv')
-            for form in forms_for(stride, dilation):
-                close(differentiate(inputs, stride=stride, dilation=dilation, form=form), expected)
+def test_feature(case, with_content):
+    """Outputs and gradients of all forms are those of the definition."""
+    *_, stride, dilation = CASES[case]
+    steps = dict(stride=stride, dilation=dilation)
+    inputs = operands(*CASES[case])[: 3 + with_content]
+    expected = differentiate(inputs, function=definition, **steps)
+    for form in forms_for(stride, dilation):
+        close(differentiate(inputs, form=form, **steps), expected)
+        with torch.no_grad():
+            close([position_lambda(*inputs, form=form, **steps)], expected[:1])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.tuples(
         st.integers(1, 3),
@@ -137,8 +104,8 @@ class TestCases:
         st.integers(1, 4),
         st.integers(1, 3),
         st.integers(1, 3),
-        st.tuples(st.integers(1, 11), st.integers(1, 18)),
-        st.tuples(*[st.integers(0, 9).map(lambda radius: 2 * radius + 1)] * 2),
+        st.tuples(st.integers(1, 8), st.integers(1, 13)),
+        st.tuples(*[st.integers(0, 6).map(lambda radius: 2 * radius + 1)] * 2),
         st.integers(1, 3),
         st.integers(1, 3) | st.integers(4, 20),
     ),
@@ -148,7 +115,7 @@ class TestCases:
 def test_any_sizes(case, with_content, seed):
     *_, stride, dilation = case
     inputs = operands(*case, seed=seed)[: 3 + with_content]
-    expected = numpy_position(*inputs, stride=stride, dilation=dilation)
+    expected = definition(*inputs, stride=stride, dilation=dilation)
     for form in forms_for(stride, dilation):
         close([position_lambda(*inputs, stride=stride, dilation=dilation, form=form)], [expected])
 
@@ -182,7 +149,7 @@ def test_tiles_have_no_second_derivative():
 
 @pytest.mark.parametrize('form', FORMS)
 def test_some_operands_frozen(form):
-    """An operand that alone needs a gradient gets the same gradient as among all; the others get none."""
+    """An operand gets the same gradient whether or not the others need one."""
     inputs = operands(2, 4, 3, 2, 2, (6, 11), (5, 3))
     cotangent = torch.randn(2, 4, 2, 6, 11, dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in inputs]
@@ -194,109 +161,29 @@ def test_some_operands_frozen(form):
         close([leaves[alone].grad], [expected[alone]])
 
 
-@pytest.mark.parametrize('form', FORMS)
-def test_memory_formats(form):
-    """Operands and cotangents of any strides, here: channels last, transposed, expanded, a slice, reversed axes."""
-    inputs = operands(2, 4, 3, 2, 3, (6, 11), (5, 3))
-    expected = differentiate(inputs, form=form)
-    query, value, table, content = inputs
-    others = [
-        query.permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2),
-        value.mT.contiguous().mT,
-        torch.cat([table, table], 3)[..., :3],
-        content.mT.contiguous().mT,
-    ]
-    assert not any(x.is_contiguous() for x in others)
-    leaves = [x.detach().requires_grad_() for x in others]
-    out = position_lambda(*leaves, form=form)
-    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    cotangent = cotangent.permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2)
-    close([out, *torch.autograd.grad(out, leaves, cotangent)], expected)
-
-    leaves = [query[:1].expand_as(query), value[:1].expand_as(value), table, content]
-    whole = [x.contiguous().requires_grad_() for x in leaves]
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    results = []
-    for each in (leaves, whole):
-        out = position_lambda(*each, form=form)
-        results.append([out, *torch.autograd.grad(out.sum(), each)])  # the cotangent of a sum is expanded
-    close(*results)
-
-
-@pytest.mark.parametrize('form', FORMS)
-@pytest.mark.parametrize('dilation', [1, 2])
-def test_inputs_are_left_alone(form, dilation):
-    inputs = [x.requires_grad_() for x in operands(2, 4, 3, 2, 3, (6, 11), (5, 3))]
-    before = [x.detach().clone() for x in inputs]
-    first = position_lambda(*inputs, dilation=dilation, form=form)
-    cotangent = torch.ones_like(first)
-    first.backward(cotangent)
-    assert torch.equal(first, position_lambda(*inputs, dilation=dilation, form=form))
-    assert torch.equal(cotangent, torch.ones_like(first))
-    assert all(torch.equal(x, other) for x, other in zip(inputs, before))
-
-
 @pytest.mark.parametrize('form', [None, *FORMS])
 @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (3, 1), (1, 2)])
 def test_one_dimension(form, stride, dilation):
     query, value, table, content = operands(2, 4, 3, 2, 3, (1, 23), (1, 7), stride)
     line = [x[..., 0, :] for x in (query, value, table)]
     for extra in ((), (content,)):
-        expected = numpy_position(query, value, table, *extra, stride=stride, dilation=dilation)[..., 0, :]
+        expected = definition(query, value, table, *extra, stride=stride, dilation=dilation)[..., 0, :]
         close([position_lambda(*line, *extra, stride=stride, dilation=dilation, form=form)], [expected])
 
 
 class TestProperties:
     @pytest.mark.parametrize('form', FORMS)
     def test_known_answers(self, form):
-        """A table with a single one at the offset (1, -2) fetches the value one row below and two columns before."""
+        """A table with a single 1 at the offset (1, -2) selects the value one row down and two columns to the left."""
         query, value, table, _ = operands(2, 1, 1, 1, 1, (5, 9), (3, 5))
         table.zero_()[0, 0, 2, 0] = 1
         expected = torch.zeros_like(query)
         expected[..., :-1, 2:] = (query[..., :-1, 2:] * value[..., 1:, :-2])[:, :, 0:1]
         close([position_lambda(query, value, table, form=form)], [expected])
 
-    @pytest.mark.parametrize('form', FORMS)
-    def test_zero_table_leaves_the_content(self, form):
-        query, value, table, content = operands(2, 4, 3, 2, 3, (6, 11), (5, 3))
-        out = position_lambda(query, value, torch.zeros_like(table), content, form=form)
-        close([out], [torch.einsum('bhkij,bkv->bhvij', query, content)])
-
-    @pytest.mark.parametrize('form', FORMS)
-    @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (2, 1), (1, 2)])
-    def test_translation_equivariance(self, form, stride, dilation):
-        """Two crops of a map, (4, 6) positions apart: equal outputs where both see the whole scope."""
-        _, value, table, _ = operands(2, 4, 3, 2, 3, (20, 24), (5, 3), stride)
-        query = operands(2, 4, 3, 2, 3, (20, 24), (5, 3))[0]
-        crops = []
-        for top, left in ((0, 0), (4, 6)):
-            index = (..., slice(top, top + 16), slice(left, left + 18))
-            crop = query[index][..., ::stride, ::stride]
-            crops.append(position_lambda(crop, value[index], table, stride=stride, dilation=dilation, form=form))
-        rows, columns = 4 // stride, 6 // stride
-        first, second = crops[0][..., rows:, columns:], crops[1][..., :-rows, :-columns]
-        border = 4 // stride
-        first, second = (x[..., border:-border, border:-border] for x in (first, second))
-        assert first.numel()
-        close([first], [second])
-
-    @pytest.mark.parametrize('form', FORMS)
-    def test_linearity(self, form):
-        query, value, table, content = operands(2, 4, 3, 2, 3, (6, 11), (5, 3))
-        other_query, other_value, other_table, _ = operands(2, 4, 3, 2, 3, (6, 11), (5, 3), seed=1)
-
-        def apply(*args):
-            return position_lambda(*args, form=form)
-
-        one = apply(query, value, table)
-        close([apply(query, 2 * value - 3 * other_value, table)], [2 * one - 3 * apply(query, other_value, table)])
-        close([apply(query, value, 2 * table - other_table)], [2 * one - apply(query, value, other_table)])
-        close([apply(2 * query - other_query, value, table)], [2 * one - apply(other_query, value, table)])
-        close([apply(query, value, table, content) - one], [apply(query, 0 * value, table, content)])
-
     @pytest.mark.parametrize('form', [None, *FORMS])
     def test_global_table(self, form):
-        """A scope of 2 max(H, W) - 1 or more is global: only the table's centre, (2H - 1, 2W - 1), counts."""
+        """Only the center (2H - 1, 2W - 1) of a larger table has an effect."""
         for side in (17, 23):
             inputs = operands(2, 4, 3, 2, 3, (5, 9), (side, side))
             rows, columns = (side - 9) // 2, (side - 17) // 2
@@ -308,20 +195,12 @@ class TestProperties:
             close([out, query, value, inner, content], expected)
             assert grad.count_nonzero() == inner.count_nonzero()
 
-    @pytest.mark.parametrize('form', FORMS)
-    def test_samples_do_not_mix(self, form):
-        query, value, table, content = operands(3, 4, 3, 2, 3, (6, 11), (5, 3))
-        out = position_lambda(query, value, table, content, form=form)
-        for i in range(3):
-            alone = (x[i : i + 1] for x in (query, value))
-            close([position_lambda(*alone, table, content[i : i + 1], form=form)], [out[i : i + 1]])
-
 
 class TestTiles:
     @pytest.mark.parametrize('count', [1, 2, 3])
     @pytest.mark.parametrize('stride', [1, 2])
     def test_chunks(self, monkeypatch, count, stride):
-        """A few samples at a time, with a rest."""
+        """The batch is split into chunks of a few samples."""
         inputs = operands(5, 2, 3, 2, 3, (11, 19), (3, 5), stride)
         expected = differentiate(inputs, stride=stride, form='conv')
         taken = set()
@@ -333,7 +212,7 @@ class TestTiles:
             return result
 
         monkeypatch.setattr(tiled, 'QueryTile', spy)
-        window = (3 * stride + 1 + 2) * (7 * stride + 1 + 4)  # that 4 x 8 queries see by 3 x 5
+        window = (3 * stride + 1 + 2) * (7 * stride + 1 + 4)  # of 4 x 8 queries and a scope of 3 x 5
         monkeypatch.setattr(lambdas, 'choose_tile', lambda *_: (4, 8))
         monkeypatch.setattr(tiled, 'CHUNK_COEFFICIENTS', count * 4 * 8 * 2 * window)
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
@@ -348,10 +227,7 @@ class TestTiles:
         close(differentiate(inputs, stride=stride, form='tiled'), expected)
 
     def test_memory(self):
-        """The tiled form never holds a tensor of the size of the lambdas, k v per query, or of a table of all pairs.
-
-        Its largest tensor is the output, h v per query. The other forms show that the recorder sees such tensors.
-        """
+        """The tiled form holds neither all lambdas (k v per query) nor a table of all pairs; the other forms do."""
         batch, heads, depth, width, positions = 3, 2, 16, 32, 24 * 24
         inputs = operands(batch, heads, depth, 1, width, (24, 24), (9, 9), dtype=torch.float32)
         largest = {}
@@ -367,49 +243,33 @@ class TestTiles:
 @pytest.mark.parametrize('form', [None, *FORMS])
 @pytest.mark.parametrize('dilation', [19, 1000, 10**9])
 def test_dilation_costs_no_more_than_the_map(form, dilation):
-    """However large the dilation is, no tensor is larger than a few maps: offsets out of the map are skipped."""
+    """Offsets outside the map are skipped: no tensor is larger than a few maps, however large the dilation."""
     inputs = operands(1, 2, 4, 1, 3, (20, 15), (23, 23), dtype=torch.float32)
     with Recorder() as recorder:
         outs = differentiate(inputs, form=form, dilation=dilation)
     # The table of all pairs is the largest tensor of the dense form.
     assert recorder.largest <= (300**2 * 4 if form == 'dense' else 16 * 300 * 8)
-    close([outs[0]], [numpy_position(*inputs, dilation=dilation).float()], 1e-5)
+    close([outs[0]], [definition(*inputs, dilation=dilation)], 1e-5)
 
 
 class TestPrecision:
     @pytest.mark.parametrize('form', FORMS)
-    def test_float32(self, form):
-        inputs = operands(2, 4, 16, 2, 8, (14, 19), (11, 9), dtype=torch.float32)
-        expected = differentiate([x.double() for x in inputs], form=form)
-        for out, other in zip(differentiate(inputs, form=form), expected):
-            assert out.dtype == torch.float32
-            assert (out - other).abs().max() < 1e-5 * other.abs().max()
-
-    @pytest.mark.parametrize('form', FORMS)
     @pytest.mark.parametrize('dilation', [1, 2])
     def test_float16_is_float32_inside(self, form, dilation):
-        """Exactly the float32 result of the same inputs, rounded once, also if products exceed float16's range."""
+        """The result is float32's, rounded once, even if products exceed the range of float16."""
         inputs = operands(2, 4, 16, 2, 3, (6, 11), (5, 7))
         inputs[0], inputs[1] = 0.002 * inputs[0], 3000 * inputs[1]
         inputs = [x.half() for x in inputs]
-        exact = numpy_position(*inputs, dilation=dilation)
+        exact = definition(*(x.double() for x in inputs), dilation=dilation)
         out = position_lambda(*inputs, dilation=dilation, form=form)
         assert out.dtype == torch.float16
         assert torch.equal(out, position_lambda(*(x.float() for x in inputs), dilation=dilation, form=form).half())
         assert (out - exact).abs().max() < 1e-3 * exact.abs().max()
 
-    @pytest.mark.parametrize('form', FORMS)
-    def test_bfloat16(self, form):
-        inputs = [x.bfloat16() for x in operands(2, 4, 16, 1, 8, (12, 17), (9, 7))]
-        expected = differentiate([x.float() for x in inputs], form=form)
-        for out, other in zip(differentiate(inputs, form=form), expected):
-            assert out.dtype == torch.bfloat16
-            assert (out - other).abs().max() < 0.03 * other.abs().max()
-
     @pytest.mark.parametrize('form', [None, *FORMS])
     @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
     def test_autocast(self, form, dtype):
-        """Computed in bfloat16 under bfloat16 autocast, in float32 under float16 autocast; float64 stays float64."""
+        """Autocast computes in bfloat16 for bfloat16 and in float32 for float16; float64 stays float64."""
         inputs = operands(2, 4, 16, 1, 8, (12, 17), (9, 7))
         single = [x.float() for x in inputs]
         expected, exact = differentiate(single, form=form), differentiate(inputs, form=form)
@@ -423,7 +283,7 @@ class TestPrecision:
     @pytest.mark.parametrize('form', FORMS)
     @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
     def test_parameters_of_float32(self, form, dtype):
-        """As in mixed precision: half-precision maps, a table and a content lambda in float32."""
+        """Maps in half precision work with a table and a content lambda in float32, as in mixed precision."""
         query, value, table, content = operands(2, 4, 16, 1, 8, (12, 17), (9, 7), dtype=torch.float32)
         query, value = query.to(dtype), value.to(dtype)
         expected = differentiate([query.float(), value.float(), table, content], form=form)
@@ -433,29 +293,17 @@ class TestPrecision:
             assert (out - other).abs().max() < 0.03 * other.abs().max()
 
 
-class TestGraphs:
-    @pytest.mark.parametrize(('stride', 'dilation', 'with_content'), [(1, 1, True), (2, 2, False)])
-    def test_dynamo(self, stride, dilation, with_content):
-        compiled = torch.compile(position_lambda, backend='aot_eager', fullgraph=True)
-        inputs = operands(2, 4, 3, 2, 3, (13, 12), (5, 3), stride)[: 3 + with_content]
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        out = compiled(*leaves, stride=stride, dilation=dilation)
-        close([out], [numpy_position(*inputs, stride=stride, dilation=dilation)])
-        expected = differentiate(inputs, stride=stride, dilation=dilation)
-        cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-        close(torch.autograd.grad(out, leaves, cotangent), expected[1:])
+@pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (2, 1), (1, 2)])
+def test_trace(stride, dilation):
+    """A traced graph supports other batches and sizes."""
 
-    @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (2, 1), (1, 2)])
-    def test_trace(self, stride, dilation):
-        """A traced graph supports other batches and sizes, smaller and larger."""
+    def function(*inputs):
+        return position_lambda(*inputs, stride=stride, dilation=dilation)
 
-        def function(*inputs):
-            return position_lambda(*inputs, stride=stride, dilation=dilation)
-
-        sizes = ((2, (6, 11)), (1, (3, 4)), (3, (13, 12)))
-        for batch, traced_size in sizes[::2]:
-            inputs = [x.requires_grad_() for x in operands(batch, 4, 3, 2, 3, traced_size, (5, 3), stride)]
-            traced = torch.jit.trace(function, inputs, check_trace=False)
-            for other, size in sizes:
-                inputs = operands(other, 4, 3, 2, 3, size, (5, 3), stride)
-                close([traced(*inputs)], [numpy_position(*inputs, stride=stride, dilation=dilation)])
+    sizes = ((2, (6, 11)), (1, (3, 4)), (3, (13, 12)))
+    for batch, traced_size in sizes[::2]:
+        inputs = [x.requires_grad_() for x in operands(batch, 4, 3, 2, 3, traced_size, (5, 3), stride)]
+        traced = torch.jit.trace(function, inputs, check_trace=False)
+        for other, size in sizes:
+            inputs = operands(other, 4, 3, 2, 3, size, (5, 3), stride)
+            close([traced(*inputs)], [definition(*inputs, stride=stride, dilation=dilation)])

@@ -1,11 +1,11 @@
-"""Estimated times of the forms of the position lambda, and the choice between the forms."""
+"""Estimated times of the forms of the position lambda, and the choice between them."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmkron.ops.lambdas import heuristics, tiled
-from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem, Rates, Work, estimate
+from mmkron.ops.lambdas import heuristics
+from mmkron.ops.lambdas.heuristics import DENSE_MAX_POSITIONS, WORK, Problem
 from mmkron.ops.lambdas.position import FORMS, choose_form, position_lambda
 from mmkron.ops.lambdas.tiled import choose_tile
 
@@ -28,56 +28,18 @@ def operands(problem, dilation=1):
 @pytest.mark.parametrize('form', FORMS)
 @pytest.mark.parametrize('problem', PROBLEMS)
 def test_multiply_adds(form, problem):
-    """torch's counter sees as many as are estimated."""
+    """The estimate equals the count of torch's counter."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         position_lambda(*operands(problem), stride=problem.stride, form=form)
     work = WORK[form](problem)
     assert counter.get_total_flops() == 2 * (work.macs + work.slow_macs)
 
 
-@pytest.mark.parametrize('problem', PROBLEMS)
-def test_tiled_work(monkeypatch, problem):
-    """The estimated elements and tiles are the ones that the tiled form computes, two samples at a time."""
-    tables, coefficients = [], []
-
-    class TileColumn(tiled.TileColumn):
-        def __init__(self, *args):
-            super().__init__(*args)
-            tables.append(self.table.numel())
-
-    class QueryTile(tiled.QueryTile):
-        def coefficients(self, buffer):
-            result = super().coefficients(buffer)
-            coefficients.append(result.numel())
-            return result
-
-    monkeypatch.setattr(tiled, 'TileColumn', TileColumn)
-    monkeypatch.setattr(tiled, 'QueryTile', QueryTile)
-    tile = choose_tile(problem.size, problem.stride)
-    window = tiled.Geometry(problem.size, problem.scope, tile, problem.stride).max_window()
-    for module in (tiled, heuristics):
-        monkeypatch.setattr(module, 'CHUNK_COEFFICIENTS', 2 * tile[0] * tile[1] * problem.heads * window)
-    with torch.no_grad():
-        position_lambda(*operands(problem), stride=problem.stride, form='tiled')
-    work = heuristics.tiled_work(problem)
-    assert work.calls == len(tables) + len(coefficients)
-    assert work.elements == pytest.approx(sum(tables) + sum(coefficients), rel=0.1)
-
-
-def test_estimate():
-    """Each amount at its own rate: millions in microseconds, calls in microseconds each."""
-    rates = Rates(macs=2, slow_macs=3, elements=5, io_elements=7, calls=11)
-    work = Work(macs=10**6, slow_macs=10**7, elements=10**8, io_elements=10**9, calls=4)
-    assert rates.time(work) == pytest.approx(2 + 30 + 500 + 7000 + 44)
-    expected = heuristics.TRAINING_RATES['dense'].time(heuristics.dense_work(PROBLEMS[0]))
-    assert estimate('dense', PROBLEMS[0], True) == expected != estimate('dense', PROBLEMS[0], False)
-
-
 class TestChoice:
     @pytest.mark.parametrize(('stride', 'dilation'), [(1, 1), (3, 1), (1, 2)])
     @pytest.mark.parametrize('cheapest', FORMS)
     def test_least_estimate(self, monkeypatch, cheapest, stride, dilation):
-        """The phases of a dilation count as samples."""
+        """The form with the least estimate is chosen; the phases of a dilation count as samples."""
         problem, seen = Problem(2, 4, 3, 2, 1, (6, 5), (3, 7), stride), []
 
         def estimate(form, problem, backward):
@@ -117,7 +79,7 @@ class TestChoice:
         ],
     )
     def test_clear_cases(self, problem, backward, form):
-        """Problems where one form was measured to be faster than the others by half or more."""
+        """Problems in which one form was measured to be at least 1.5 times as fast as the others."""
         query, value, table = operands(problem)
         assert choose_form(query, value.requires_grad_(backward), table) == form
 
@@ -133,19 +95,9 @@ class TestChoice:
         assert choose_form(*operands(problem)) == 'conv'
 
 
-class TestTile:
-    @pytest.mark.parametrize(
-        ('size', 'stride', 'tile'),
-        [
-            ((14, 14), 1, (4, 14)),
-            ((15, 15), 1, (4, 8)),
-            ((28, 28), 1, (4, 10)),
-            ((56, 64), 1, (4, 10)),
-            ((56, 28), 2, (4, 14)),
-            ((1, 56), 1, (1, 56)),
-            ((1, 81), 1, (1, 27)),
-            ((2, 3), 1, (2, 3)),
-        ],
-    )
-    def test_shares(self, size, stride, tile):
-        assert choose_tile(size, stride) == tile
+@pytest.mark.parametrize(
+    ('size', 'stride', 'tile'),
+    [((14, 14), 1, (4, 14)), ((15, 15), 1, (4, 8)), ((56, 28), 2, (4, 14)), ((1, 81), 1, (1, 27)), ((2, 3), 1, (2, 3))],
+)
+def test_tiles_share_the_map_evenly(size, stride, tile):
+    assert choose_tile(size, stride) == tile

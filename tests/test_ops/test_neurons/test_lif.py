@@ -1,4 +1,4 @@
-"""Spiking neurons: values and gradients against a plain loop and SpikingJelly, state, layouts, precision, graphs."""
+"""Spiking neurons against a plain loop and SpikingJelly: values, gradients, state, layouts, precision, graphs."""
 
 import math
 from importlib import import_module
@@ -34,7 +34,7 @@ def currents(*shape, seed=0, dtype=torch.float64):
 
 
 def plain(x, v0, tau, v_threshold, v_reset, decay_input, detach_reset, surrogate, alpha):
-    """The equations, one step after the other; torch differentiates the smooth function in the place of the step."""
+    """Compute the equations step by step; torch differentiates the smooth function instead of the step function."""
     rest = v_reset or 0.0
     v = torch.full_like(x[0], rest) if v0 is None else v0
     spikes = []
@@ -50,7 +50,7 @@ def plain(x, v0, tau, v_threshold, v_reset, decay_input, detach_reset, surrogate
 
 
 def run(function, x, v0=None, tau=2.0, **kwargs):
-    """Spikes, last potentials and the gradients of x and, where they are given, of v0 and tau."""
+    """Return spikes, last potentials and the gradients of x and, if given, of v0 and tau."""
     leaves = [x.detach().requires_grad_()]
     if v0 is not None:
         v0 = v0.detach().clone().requires_grad_()
@@ -90,7 +90,7 @@ class TestFeature:
         assert 0.05 < spikes.mean() < 0.95
         compare(currents(4, 20), v_threshold=0.6, alpha=1.3, **settings)
 
-    @pytest.mark.parametrize('steps', range(1, 17))
+    @pytest.mark.parametrize('steps', [1, 2, 3, 16])
     def test_steps(self, block, steps):
         compare(currents(steps, 2, 9))
 
@@ -102,7 +102,7 @@ class TestFeature:
         compare(currents(5, 3, 8), None, tau[None], v_reset=v_reset, decay_input=decay_input)
 
     def test_ties_fire(self):
-        """By hand: at the threshold exactly, after decay and after a reset to another value."""
+        """A neuron at its threshold fires, also after decay and after a reset to another value."""
         x = torch.tensor([2.0, 1.0, 1.5, 0.0])[:, None]
         spikes, v = lif(x, return_state=True)
         assert spikes.flatten().tolist() == [1, 0, 1, 0]  # h: 1, 0.5, 1, 0
@@ -114,12 +114,8 @@ class TestFeature:
         assert spikes.flatten().tolist() == [1, 1, 1, 1]  # h: 2, 2, 2.5, 1.5
         assert v.item() == 0.5
 
-    def test_binary(self):
-        spikes = lif(currents(4, 1000, dtype=torch.float32))
-        assert set(spikes.unique().tolist()) == {0.0, 1.0}
-
     def test_spikes_alone(self):
-        """Without the last potentials, which then need no gradient."""
+        """Spikes and gradients are the same without the last potentials."""
         x = currents(4, 30).requires_grad_()
         expected, _ = lif(x, return_state=True)
         out = lif(x)
@@ -151,21 +147,6 @@ class TestState:
         grads = [torch.autograd.grad(y, x, cotangent)[0] for y in (whole, halves)]
         torch.testing.assert_close(*grads)
 
-    def test_calls_and_samples_are_independent(self):
-        x = currents(4, 6, 5)
-        out = lif(x)
-        assert torch.equal(lif(x), out)
-        assert torch.equal(lif(x[:, :2]), out[:, :2])
-        assert torch.equal(lif(x.flip(1)).flip(1), out)
-
-    def test_inputs_are_left_alone(self):
-        x, v0 = currents(3, 5), currents(5, seed=1)
-        copies = x.clone(), v0.clone()
-        out = lif(x.requires_grad_(), v0.requires_grad_())
-        out.sum().backward()
-        assert torch.equal(x, copies[0])
-        assert torch.equal(v0, copies[1])
-
 
 class TestLayouts:
     def test_any_strides(self, block):
@@ -195,7 +176,7 @@ class TestLayouts:
 class TestPrecision:
     @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
     def test_half(self, dtype):
-        """Potentials and gradients are float32 inside: the result is that of the same numbers in float32."""
+        """Half precision is computed in float32 and rounded once."""
         x = currents(8, 300, dtype=torch.float32).to(dtype)
         v0 = currents(300, seed=1, dtype=torch.float32)
         spikes, v, grad, grad_v0 = run(lambda *args: lif(*args, return_state=True), x, v0)
@@ -210,12 +191,9 @@ class TestPrecision:
         with torch.autocast('cpu', dtype=torch.bfloat16):
             assert torch.equal(lif(x), lif(x.double()).float())
 
-    def test_float32(self):
-        compare(currents(4, 300, dtype=torch.float32), rtol=1e-4, atol=1e-5)
-
 
 class TestSpikingJelly:
-    """The public package's neurons, spikes and gradients."""
+    """Spikes and gradients of SpikingJelly's neurons."""
 
     @pytest.mark.parametrize('v_reset', [0.0, None])
     @pytest.mark.parametrize('decay_input', [True, False])
@@ -271,51 +249,16 @@ class TestGraphs:
         for ours, theirs in zip(*grads):
             torch.testing.assert_close(ours, theirs)
 
-    def test_export(self):
-        class Module(torch.nn.Module):
-            def forward(self, x):
-                return lif(x, return_state=True)
-
-        x = currents(4, 3, 5)
-        exported = torch.export.export(Module(), (x,), dynamic_shapes=[{1: torch.export.Dim('batch')}])
-        other = currents(4, 7, 5, seed=1)
-        for ours, theirs in zip(exported.module()(other), lif(other, return_state=True)):
-            assert torch.equal(ours, theirs)
-
-    def test_trace(self):
-        traced = torch.jit.trace(lif, (currents(4, 3, 5),), check_trace=False)
-        other = currents(4, 7, 2, seed=1)
-        assert torch.equal(traced(other), lif(other))
-
-
-def test_potentials_on_another_device():
-    """A kernel would read them, or what lies at their address."""
-    with raises(ValueError, 'v0', 'meta'):
-        lif(torch.zeros(2, 3), torch.zeros(3, device='meta'))
-
 
 @pytest.mark.parametrize(
-    ('kwargs', 'error', 'value'),
+    ('argument', 'bad', 'value'),
     [
-        (dict(x=[1.0]), TypeError, 'list'),
-        (dict(x=torch.zeros(2, 3, dtype=torch.long)), TypeError, 'torch.int64'),
-        (dict(x=torch.zeros(())), ValueError, ()),
-        (dict(x=torch.zeros(0, 3)), ValueError, (0, 3)),
-        (dict(v0=0.5), TypeError, 0.5),
-        (dict(v0=torch.zeros(2)), ValueError, (2,)),
-        (dict(tau=0.5), ValueError, 0.5),
-        (dict(tau='2'), TypeError, '2'),
-        (dict(tau=torch.ones(2)), ValueError, (2,)),
-        (dict(tau=torch.tensor(0.25)), ValueError, 0.25),
-        (dict(v_threshold=None), TypeError, None),
-        (dict(v_reset=1.0), ValueError, 1.0),
-        (dict(decay_input=1), ValueError, 1),
-        (dict(detach_reset='no'), ValueError, 'no'),
-        (dict(surrogate='relu'), ValueError, 'relu'),
-        (dict(alpha=0.0), ValueError, 0.0),
+        ('tau', torch.tensor(0.25), 0.25),
+        ('v_reset', 1.0, 1.0),
+        ('v0', torch.zeros(3, device='meta'), 'meta'),  # a kernel would read from its address
     ],
 )
-def test_exception(kwargs, error, value):
-    (argument,) = kwargs
-    with raises(error, argument, value):
-        lif(**{'x': torch.zeros(2, 3), **kwargs})
+def test_bad_values(argument, bad, value):
+    """tests/test_bad_values.py has the others."""
+    with raises(ValueError, argument, value):
+        lif(torch.zeros(2, 3), **{argument: bad})
