@@ -74,21 +74,23 @@ def newest_checkpoint(work_dir: str) -> tuple[str | None, Any]:
         named = find_latest_checkpoint(work_dir)
     except UnicodeDecodeError:  # a damaged file
         named = None
-    folders = {osp.realpath(folder) for folder in (work_dir, osp.dirname(named or '') or '.') if osp.isdir(folder)}
+    folders = {osp.realpath(work_dir), osp.realpath(osp.dirname(named) if named and osp.exists(named) else work_dir)}
     files = [file for folder in folders for file in Path(folder).glob('*.pth') if not file.name.startswith('best_')]
     paths = [str(file) for file in sorted(files, key=osp.getmtime, reverse=True) if file.is_file()]
     paths = [named, *(path for path in paths if path != osp.realpath(named))] if named else paths
+    reasons = []
     for path in paths:
         try:
             content = None if osp.isdir(path) else read_whole(checkpoint_path(path, 'last_checkpoint'), 'checkpoint')
             _check_resumable(content, path)
         except LaunchError as error:
-            _log(f'skipped: {error}', logging.WARNING)
+            reasons.append(f'skipped: {error}')
+            _log(reasons[-1], logging.WARNING)
         else:
             _log(f'continues from {path}')
             return path, content
     if any(map(osp.exists, paths)):
-        raise LaunchError(f'--resume: no checkpoint in {work_dir} can be read; remove them to start from the beginning')
+        raise LaunchError('\n'.join([f'--resume: no checkpoint in {work_dir} can be resumed from', *reasons]))
     _log(f'no checkpoint in {work_dir}, so the training starts from the beginning')
     return None, None
 

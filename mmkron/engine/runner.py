@@ -27,7 +27,6 @@ from mmkron.utils.errors import LaunchError
 from mmkron.utils.fit import check_fit, watch_pretrained
 from mmkron.utils.weights import reason_of, safe_loading
 
-# The wrapper of a strategy's model on CPUs.
 _CPU_WRAPPERS = {'DDPStrategy': dict(device_ids=None, broadcast_buffers=False), 'FSDPStrategy': dict(device_id='cpu')}
 
 
@@ -100,9 +99,8 @@ class LaunchRunner(NamedSamplesMixin, Runner):
 def build_runner(cfg: Config) -> Runner:
     """Build the runner of a config, of the class ``runner_type`` if that is set."""
     if cfg.get('runner_type') == 'FlexibleRunner':
-        print_log(
-            "runner_type='FlexibleRunner' is MMEngine's; 'mmkron.FlexibleRunner' can resume", level=logging.WARNING
-        )
+        message = "runner_type='FlexibleRunner' is MMEngine's; 'mmkron.FlexibleRunner' can resume"
+        print_log(message, 'current', logging.WARNING)
     return RUNNERS.build(cfg) if 'runner_type' in cfg else LaunchRunner.from_cfg(cfg)
 
 

@@ -83,7 +83,12 @@ def test_damaged_ones_are_named_and_skipped(folder, log):
     assert any('gone.pth' in line for line in log)
 
 
-def test_no_checkpoint_and_none_that_can_be_read(folder):
+def test_no_checkpoint_and_none_that_can_be_read(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs(folder.cfg.work_dir, exist_ok=True)
+    folder.add('../epoch_9.pth', 9, age=1)  # in the working directory, which is not the work dir
+    assert folder.pick() is None
+    folder.last('gone.pth')
     assert folder.pick() is None
     folder.add('epoch_1.pth', 4, age=9, cut=True)
     with raises(LaunchError, '--resume', folder.cfg.work_dir):

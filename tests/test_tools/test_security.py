@@ -44,7 +44,7 @@ def test_train(way, evil, tiny_config, train_args, tmp_path):
         arguments += ['--resume', evil]
     else:
         arguments += ['--cfg-options', f'load_from={evil}', f'resume={way != "load_from"}']
-    with pytest.raises(LaunchError, match=r'evil\.pth.*mkdir'):
+    with pytest.raises(LaunchError, match=r'(?s)evil\.pth.*mkdir'):
         run_training(train_args(tiny_config, *arguments))
 
 
