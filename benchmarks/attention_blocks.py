@@ -1,6 +1,6 @@
 """Time and peak memory of the attention blocks of segmentation heads, 512 channels in and out, on the CPU.
 
-Writes attention_blocks.md and attention_blocks.png beside this script. Ratios within one run count; absolute times do
+Writes attention_blocks.md and attention_blocks.png next to this script. Ratios within one run count; absolute times do
 not. "forward" is inference, without a graph and with batch norm in evaluation; "both" is a training step of the block,
 with the gradients of the input and of all weights, from a given gradient of the output.
 

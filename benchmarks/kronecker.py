@@ -1,6 +1,6 @@
 """Kronecker attention against dense attention and against the one public package, on the CPU.
 
-Writes kronecker.md and kronecker.png beside this script. Ratios within one run count; absolute times do not.
+Writes kronecker.md and kronecker.png next to this script. Ratios within one run count; absolute times do not.
 """
 
 from __future__ import annotations

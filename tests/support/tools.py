@@ -1,4 +1,4 @@
-"""A tiny image tree, a config that trains on it in a moment, and the scripts as modules."""
+"""A tiny image tree, a config that trains on it in a moment, and the tools as modules."""
 
 import importlib.util
 import os
@@ -45,7 +45,7 @@ randomness = dict(seed=0)
 
 
 def make_image_tree(root: Path, with_meta: bool) -> Path:
-    """The layout in which MMPretrain reads ImageNet: 2 classes x 3 JPEGs for train and val."""
+    """Write 3 JPEGs of each of 2 classes for train and val in the layout in which MMPretrain reads ImageNet."""
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         lines = []
@@ -62,7 +62,7 @@ def make_image_tree(root: Path, with_meta: bool) -> Path:
 
 
 class Touch:
-    """Pickles into a call that makes a folder, as a malicious checkpoint would run any other code."""
+    """Object that is pickled as a call that creates a folder, as a malicious checkpoint could run any other code."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -72,10 +72,10 @@ class Touch:
 
 
 def load_tool(name: str):
-    """The script ``tools/{name}.py`` as a module."""
+    """Return ``tools/{name}.py`` as a module."""
     spec = importlib.util.spec_from_file_location(f'mmkron_tools_{name}', ROOT / 'tools' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    path, sys.path = sys.path, [str(Path(spec.origin).parent), *sys.path]  # for the modules beside it, as in a program
+    path, sys.path = sys.path, [str(Path(spec.origin).parent), *sys.path]  # for modules in its folder, as in a program
     try:
         spec.loader.exec_module(module)
     finally:

@@ -1,4 +1,4 @@
-"""Training in two gloo processes on the CPU, all started once: DDP, FSDP, whole runs, learning rates.
+"""Training in two gloo processes on the CPU, which are started once: DDP, FSDP, whole runs, learning rates.
 
 What a user types, ``tools/dist_train.sh``, is in ``test_tools/test_cli.py``; here the processes call what it calls.
 """
@@ -27,7 +27,7 @@ except ImportError:
 
 
 def write_configs(out):
-    """Runs on digits that nothing but the strategy makes differ: no augmentation, no dropout."""
+    """Write configs on digits that differ in the strategy only, without augmentation and dropout."""
     same = f"""_base_ = {str(DIGITS)!r}
 model = dict(neck=dict(drop_rate=0.0))
 steps = [dict(type='Resize', scale=(32, 32)), dict(type='PackInputs')]
@@ -46,7 +46,7 @@ train_dataloader = dict(dataset=dict(pipeline=steps))
 
 @pytest.fixture(scope='module')
 def out(tmp_path_factory):
-    """The folder that the two processes wrote to."""
+    """Return the folder to which the two processes wrote."""
     folder = tmp_path_factory.mktemp('processes')
     write_configs(folder)
     if 'detector' in TASKS:
@@ -78,7 +78,7 @@ def out(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def results(out):
-    """What the tasks returned in each of the two processes."""
+    """Return the results of the tasks in each of the two processes."""
     return [torch.load(out / f'results-{rank}.pth', weights_only=True) for rank in range(2)]
 
 
@@ -118,7 +118,7 @@ def test_fsdp_step(results):
 
 
 def test_fsdp_in_mixed_precision(results):
-    """A step in bfloat16 is near the one on the joint batch, that of the norms of attention coefficients, too."""
+    """A step in bfloat16 is close to one on the joint batch, also for the norms of attention coefficients."""
     for norms in result(results, 'fsdp_mixed'):
         assert norms.keys() == {'bn_softmax', 'bn'}
         for norm, found in norms.items():
@@ -142,7 +142,7 @@ def test_run(results, out, task, lr):
 
 
 def test_runs_with_fsdp(results, out):
-    """FSDP trains what DDP trains, with either runner, and goes on from its checkpoint exactly."""
+    """FSDP gives the weights that DDP gives with either runner, and resumes from its checkpoint exactly."""
     for runs in result(results, 'fsdp_runs'):
         assert {name: (run['iter'], run['lr']) for name, run in runs.items()} == {
             name: (4, pytest.approx(0.005 * 2 * 16 / 64)) for name in ('ddp', 'flexible_ddp', 'fsdp', 'resumed')
@@ -159,7 +159,7 @@ def test_runs_with_fsdp(results, out):
 
 
 def test_one_process_tests_what_fsdp_saved(out, results, monkeypatch):
-    """``tools/test.py`` without a launcher runs the config of a sharded run."""
+    """``tools/test.py`` without a launcher takes the config of a sharded run."""
     result(results, 'fsdp_runs')
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     script = load_tool('test')

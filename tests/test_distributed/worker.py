@@ -1,4 +1,4 @@
-"""One of two gloo processes on the CPU: runs the tasks named on the command line, writes what they return.
+"""Run the tasks named on the command line in one of two gloo processes on the CPU, and write their results.
 
 Usage: ``worker.py OUT TASK...`` with RANK, WORLD_SIZE and PORTS (five per task) in the environment.
 """
@@ -35,7 +35,7 @@ def loss_of(outs):
 
 
 def batches():
-    """The joint batch in float64, and this process's half of it."""
+    """Return the joint batch in float64 and the half of this process."""
     joint = image(4, 3, *SIZE, seed=7, dtype=torch.float64)
     return joint, joint.chunk(2)[dist.get_rank()]
 
@@ -47,13 +47,13 @@ def joint_gradients(model, joint):
 
 
 def worst(ours, theirs):
-    """The largest difference, of entries relative to the largest entry of their tensor."""
+    """Return the largest difference between entries, relative to the largest entry of their tensor."""
     assert ours.keys() == theirs.keys()
     return max(float((ours[k] - theirs[k]).abs().max() / theirs[k].abs().max().clamp_min(1e-12)) for k in theirs)
 
 
 def ddp(_):
-    """Error of the mean gradient of two processes, by backbone and variant; a further step in training mode."""
+    """Return the error of the mean gradient of two processes by backbone and variant, and train one more step."""
     results = {}
     for case in NETWORKS:
         for variant, kwargs in VARIANTS.items():
@@ -72,7 +72,7 @@ def ddp(_):
 
 
 def sharded_step(model, out, number, lr=0.1, **wrapper):
-    """What FSDP saves after a step on this process's half of the batch, and the number of units but the root."""
+    """Return the weights that FSDP saves after a step on half of the batch, and the number of its units."""
     from mmkron.engine.flexible import FSDPStrategy
 
     half = batches()[1].to(next(model.parameters()).dtype)
@@ -93,7 +93,7 @@ def sharded_step(model, out, number, lr=0.1, **wrapper):
 
 
 def fsdp(out):
-    """Compares a sharded step of each backbone with one on the joint batch."""
+    """Compare a sharded step of each backbone with one on the joint batch."""
     results = {}
     plif = CASES[-1]._replace(kwargs={**CASES[-1].kwargs, 'neuron_cfg': dict(kind='plif', v_threshold=0.2)})
     for number, case in enumerate([*NETWORKS, plif]):
@@ -116,7 +116,7 @@ def fsdp(out):
 
 
 def fsdp_mixed(out):
-    """Compares a sharded step in bfloat16 with one on the joint batch by its cosine, also that of the norms."""
+    """Compare a sharded step in bfloat16, also with normalized coefficients, with one on the joint batch."""
     precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     results = {}
     for number, norm in enumerate(('bn_softmax', 'bn')):
@@ -141,7 +141,7 @@ def fsdp_mixed(out):
 
 
 def train(*argv):
-    """``tools/train.py`` in this process: its runner."""
+    """Run ``tools/train.py`` in this process, and return its runner."""
     spec = importlib.util.spec_from_file_location('train_script', ROOT / 'tools' / 'train.py')
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -150,7 +150,7 @@ def train(*argv):
 
 
 def summary(runner):
-    """What both processes must agree on."""
+    """Return the values that must be equal in both processes."""
     state = runner.model.state_dict()
     names = [name for name, _ in runner.model.named_parameters()]
     groups = runner.optim_wrapper.optimizer.param_groups
@@ -163,7 +163,7 @@ def summary(runner):
 
 
 def few(out, work_dir, config, *options):
-    """A run of a few images of ``out/scenes``, two a process."""
+    """Train on a few images of ``out/scenes``, two per process."""
     loader = ['batch_size=2', 'num_workers=0', 'persistent_workers=False', f'dataset.data_root={out}/scenes']
     loader = [f'train_dataloader.{option}' for option in loader]
     return summary(train(config, '--work-dir', out / work_dir, '--cfg-options', *loader, *options))
@@ -189,7 +189,7 @@ def spiking(out):
 
 
 def fsdp_runs(out):
-    """Two epochs with DDP, with FSDP, and with FSDP in two runs; a :class:`FlexibleRunner` for DDP as well."""
+    """Train two epochs with DDP in both runners, with FSDP, and with FSDP in two runs."""
     runs = {
         'ddp': digits(out / 'ddp.py', out / 'ddp', epochs=2),
         'flexible_ddp': digits(out / 'flexible_ddp.py', out / 'flexible_ddp', epochs=2),

@@ -41,7 +41,7 @@ def train(tiny_config, train_args, tmp_path, monkeypatch):
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize('backend', ['cv2', 'pillow'])
 def test_unreadable_image(train, tmp_path, workers, backend):
-    """With the loading transform of the hosts, whose decoders do not know the name."""
+    """The decoders of the hosts' loading transform do not know the name of the file."""
     path = tmp_path / 'imagenet/train' / CLASSES[1] / f'{CLASSES[1]}_1.JPEG'
     path.write_bytes(b'no image')
     load = f"\npipeline[0] = dict(type='LoadImageFromFile', imdecode_backend={backend!r})"
@@ -66,7 +66,7 @@ def test_transform_that_fails(train, tmp_path, workers, iterations, runner):
 
 @pytest.mark.parametrize('host', ['mmpretrain', 'mmseg', 'mmdet'])
 def test_datasets_of_each_host(host, tmp_path):
-    """Also the loading of annotations, and below wrappers."""
+    """Loading of annotations is covered, and datasets in wrappers."""
     if host == 'mmdet':
         pytest.importorskip('mmcv._ext', reason='mmdet needs the compiled operators of mmcv')
     datasets = import_module(f'{host}.datasets')

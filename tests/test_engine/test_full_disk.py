@@ -1,4 +1,4 @@
-"""A disk that is full while a checkpoint is written, and what resuming makes of it."""
+"""A disk that is full while a checkpoint is written, and resuming after it."""
 
 import multiprocessing
 import os

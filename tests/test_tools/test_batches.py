@@ -58,7 +58,7 @@ def test_rest_of_batches_is_a_batch_sampler():
 
 
 class Pairs(BatchSampler):
-    """Batches of even or of odd numbers, which keeps what waits for a batch as MMDetection's samplers do."""
+    """Batches of even or of odd numbers; incomplete ones are kept, as in MMDetection's samplers."""
 
     def __init__(self, sampler, batch_size):
         super().__init__(sampler, batch_size, False)
@@ -96,7 +96,7 @@ class Draws(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize('persistent', [True, False])
 def test_workers_draw_by_iteration(persistent):
-    """Whatever their number; 5 batches per epoch."""
+    """The numbers do not depend on the number of workers; an epoch has 5 batches."""
 
     def epochs(workers, first=0, skip=0):
         loader = DataLoader(

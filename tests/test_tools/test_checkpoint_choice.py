@@ -14,7 +14,7 @@ from support.errors import raises
 
 @pytest.fixture
 def log(monkeypatch):
-    """The messages since it was cleared."""
+    """Return the list of logged messages."""
     found = []
     monkeypatch.setattr(checkpoints, 'print_log', lambda text, **_: found.append(text))
     return found
@@ -22,7 +22,7 @@ def log(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, log):
-    """A work dir to which checkpoints of ages (in seconds) are added, and its config."""
+    """Return a work dir to which checkpoints of given ages in seconds can be added, with its config."""
 
     class Folder:
         cfg = Config(dict(work_dir=str(tmp_path / 'work'), resume=True, load_from=None))

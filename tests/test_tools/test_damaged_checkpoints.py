@@ -108,7 +108,7 @@ def test_one_message(name, tmp_path):
 
 
 def test_resume_takes_the_one_before(tmp_path, monkeypatch):
-    """Also past parts that are not what MMEngine writes."""
+    """Also if a part of a checkpoint has another type than MMEngine writes."""
     files = dict(FILES)
     for name, change in {
         'meta': dict(meta=None),
@@ -159,7 +159,7 @@ def test_flipped_bits(legacy, tmp_path):
 
 
 def test_archive_without_checksums(tmp_path):
-    """PyTorch can omit the checksums to save time: then there is nothing to compare."""
+    """PyTorch can omit the checksums to save time."""
     if not hasattr(torch.serialization, 'set_crc32_options'):
         pytest.skip('this PyTorch always writes checksums')
     torch.serialization.set_crc32_options(False)

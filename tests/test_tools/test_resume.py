@@ -1,4 +1,4 @@
-"""Stopping at any moment and going on: exact parameters, signals, kills, and which checkpoint --resume takes."""
+"""Stopping and resuming at any moment: exact parameters, signals, kills and leftovers."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from mmkron.utils.weights import read_whole
 from support.errors import raises
 from support.tools import ROOT, run_training
 
-# 4 batches an epoch, and random numbers in the pipeline and, by mixup, in the step.
+# 4 batches per epoch, with random numbers in the pipeline and, for mixup, in the step.
 CONFIG = """
 _base_ = '{root}/configs/{base}_digits.py'
 loader = dict(batch_size=16, num_workers={workers}, dataset=dict(indices=64, serialize_data=False))
@@ -44,7 +44,7 @@ NARROW = {'kanet/kanet-kv': 'widen_factor=0.1', 'qkformer/qkformer': ''}
 
 
 class SignalHook(Hook):
-    """Sends this process a signal after an iteration, as Slurm does from outside."""
+    """Hook that sends this process a signal after an iteration, as Slurm does from outside."""
 
     def __init__(self, after, rank=0, number=signal.SIGTERM, stage='after_train_iter'):
         self.after, self.rank, self.number = after, rank, number
@@ -75,7 +75,7 @@ def signal_hook(monkeypatch):
 
 @pytest.fixture
 def train(tmp_path, train_args):
-    """Trains digits in a work dir; the arguments after the first two are those of the command line."""
+    """Return a function that trains on digits in a work dir with options of the config and of the command line."""
 
     def run(work, options='', *argv, base='kanet/kanet-kv', workers=0, iterations=False):
         text = (CONFIG + (ITERATIONS if iterations else EPOCHS)).format(
@@ -94,7 +94,7 @@ _STRAIGHT = {}
 
 @pytest.fixture
 def straight(train, tmp_path_factory):
-    """The state after a training that nothing stops, by the arguments of ``train``."""
+    """Return a function that gives the state after an uninterrupted training with the same arguments."""
 
     def run(options='', **kwargs):
         key = (options, *sorted(kwargs.items()))
@@ -106,7 +106,7 @@ def straight(train, tmp_path_factory):
 
 
 def apart(target):
-    """Runs a function in a forked process, which may be killed, and returns its exit code."""
+    """Run a function in a forked process, which may be killed, and return its exit code."""
     process = multiprocessing.get_context('fork').Process(target=target)
     process.start()
     process.join(120)
@@ -126,7 +126,7 @@ def assert_equal(runner, expected):
 
 @pytest.mark.parametrize(('base', 'workers', 'half'), [('kanet/kanet-kv', 2, 2), ('qkformer/qkformer', 0, 1)])
 def test_two_halves_are_the_whole(train, tmp_path, base, workers, half):
-    """As ``--resume`` after a first training that was meant to be shorter."""
+    """The first training has a shorter schedule."""
     runs = dict(base=base, workers=workers)
     whole = train('whole', f'train_cfg = dict(max_epochs={2 * half})', **runs)
     train('parts', f'train_cfg = dict(max_epochs={half})', **runs)
@@ -152,7 +152,7 @@ def test_sigterm_then_resume_is_straight(train, straight, tmp_path, iterations, 
 
 
 def test_without_seeds_the_samples_keep_their_order(train, tmp_path):
-    """And a seed that nobody set is that of the checkpoint, for the sampler too, which MMEngine builds before."""
+    """A random seed is restored in the sampler as well, which MMEngine builds before it loads the checkpoint."""
     own = """
 randomness = dict(_delete_=True, seed={seed})
 default_hooks = dict()
@@ -219,7 +219,7 @@ def test_signal_within_a_step_of_several_iterations(train, straight, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='about gloo on machines without CUDA')
 def test_one_of_two_processes_gets_the_signal(train, tmp_path):
-    """Both stop after the same iteration, and go on as if they had not."""
+    """Both stop after the same iteration, and a resumed training equals a straight one."""
 
     def processes(work, *arguments):
         (port,) = free_ports(1)
@@ -259,7 +259,7 @@ def test_hook_arguments():
 
 
 def test_handler_that_python_has_not_set(monkeypatch):
-    """As of a program that embeds Python; ``signal.signal`` returns None for it."""
+    """``signal.signal`` returns None for a handler of a program that embeds Python."""
     hook = PreemptionHook()
     hook._handlers = {signal.SIGTERM: None}
     hook.restore_handlers()
@@ -307,7 +307,7 @@ def test_killed_in_the_middle_of_an_epoch(train, straight, tmp_path):
 
 
 def test_regular_hook_keeps_the_best(train, tmp_path, monkeypatch):
-    """The previous best goes after the new one is there; MMEngine removes it before."""
+    """The previous best is removed after the new one is written; MMEngine removes it before."""
     scores = iter([0.5, 0.6, 0.4])
     monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: {'accuracy/top1': next(scores)})
     there = []
@@ -334,7 +334,7 @@ def test_regular_hook_keeps_the_best(train, tmp_path, monkeypatch):
 
 
 def test_the_best_of_another_folder_stays(train, tmp_path, monkeypatch):
-    """MMEngine removes the file that the checkpoint names, wherever it is."""
+    """MMEngine removes the file named in the checkpoint from any folder."""
     scores = iter([0.5, 0.6, 0.7])
     monkeypatch.setattr('mmengine.evaluator.Evaluator.evaluate', lambda self, size: {'accuracy/top1': next(scores)})
     train('first', 'train_cfg = dict(max_epochs=1)')
@@ -346,7 +346,7 @@ def test_the_best_of_another_folder_stays(train, tmp_path, monkeypatch):
 
 
 def test_only_its_own_leftovers_are_removed(tmp_path):
-    """Not a user's files and folders of the same suffix."""
+    """A user's files and folders with the same suffix stay."""
     own = ['epoch_3.pth', 'iter_40.pth', 'best_accuracy_top1_epoch_2.pth', 'interrupted_iter_7.pth', 'last_checkpoint']
     users = ['notes', 'data', 'weights.pth', 'epoch_3', 'epoch_x.pth', 'best.pth', 'my_epoch_3.pth']
     for name in own + users:
@@ -364,7 +364,7 @@ def test_deterministic_resume_needs_the_other_hook(train):
 
 
 def test_the_old_names_still_work(train, tmp_path):
-    """A config with the hooks of version 0.1: stopped and resumed, the parameters are those of the new hooks."""
+    """A config of version 0.1 that is stopped and resumed gives the parameters of the new hooks."""
     old = "default_hooks = dict(_delete_=True, checkpoint=dict(type='mmkron.CheckpointHook', max_keep_ckpts=1),\n"
     old += "                     resume=dict(type='mmkron.ResumeHook'))\n"
     expected = state(train('new'))

@@ -1,4 +1,4 @@
-"""A training that version 0.1 began is resumed by this one."""
+"""A training that version 0.1 started is resumed by this version."""
 
 import os
 import shutil

@@ -82,7 +82,7 @@ def serialize(content: Any) -> bytes:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a new file; leave none behind on an error."""
+    """Write a new file, or none after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open('xb') as file:
         try:
