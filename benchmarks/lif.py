@@ -1,6 +1,6 @@
 """Time and peak memory of spiking neurons, and of QKFormer with them, against SpikingJelly and the plain loop.
 
-Writes lif.md next to this script. T 4, float32, on the CPU; if CUDA is present, the neurons there as well. Ratios within
+Writes lif.md next to this script. T 4, float32, on the CPU, and on CUDA if it is present. Ratios within
 one run count; absolute times do not. "forward" is inference, "both" a training step with the gradient of the input. The
 loop is :func:`mmkron.ops.neurons.neuron.lif_loop`, the equations with torch's own differentiation.
 """
