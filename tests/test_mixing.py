@@ -263,10 +263,3 @@ def test_weights_of_unused_stages_are_dropped(classifier_checkpoint, out_indices
     whole = torch.nn.ModuleDict(dict(backbone=fresh))
     load_checkpoint(whole, str(path), map_location='cpu', strict=False)
     assert 'stages.5' not in capsys.readouterr().out
-
-
-def test_torch_snippet():
-    scope = {}
-    exec(snippets()['torch'], scope)  # README's own text
-    assert scope['y'].shape == (2, 64, 40, 56)
-    torch.testing.assert_close(scope['y'][:1], scope['kronecker_attention_kv'](scope['x'][:1]))

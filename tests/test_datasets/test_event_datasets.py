@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from mmkron.datasets import CIFAR10DVS, DVS128Gesture, event_datasets
 from mmkron.datasets.events import read_aedat2, read_aedat3, to_frames
 from support.data_checks import problems
 from support.errors import raises
+from support.tools import ROOT
 
 # The clock of the gestures' recordings jumps at its overflow, of which the reader warns.
 pytestmark = pytest.mark.filterwarnings('ignore:event file .* of .* events:UserWarning')
@@ -313,3 +315,17 @@ def test_missing_data_message(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- training
+
+
+def test_readme(gesture, monkeypatch):
+    """The README's snippet for the user's own recordings makes frames and windows."""
+    text = (ROOT / 'configs/qkformer/README.md').read_text(encoding='utf-8')
+    (snippet,) = re.findall(r'<!-- events -->\n```python\n(.*?)```', text, re.DOTALL)
+    events = [(0, 1, 2, 1), (99_999, 3, 4, 0), (100_000, 3, 4, 1), (2_000_000, 5, 6, 0)]
+    (gesture / 'user01_led.aedat').write_bytes(aedat3(packet3(events)))
+    monkeypatch.chdir(gesture)
+    scope = {}
+    exec(snippet, scope)
+    assert (scope['frames'].shape, scope['frames'].sum()) == ((16, 2, 128, 128), 3)
+    assert scope['windows'].shape == (21, 2, 128, 128)
+    assert [scope['windows'][i].sum() for i in (0, 1, 20)] == [2, 1, 1]
