@@ -10,7 +10,6 @@ import torch
 import yapf.yapflib.yapf_api
 from mmengine.registry import DefaultScope
 
-from support.tools import ROOT as ROOT
 from support.tools import TINY_CONFIG, load_tool, make_image_tree
 
 DTYPES = ('float32', 'float64', 'bfloat16', 'float16')

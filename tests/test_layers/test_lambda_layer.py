@@ -288,13 +288,11 @@ class TestPrecision:
             assert (half - plain).norm() < (0.005 if dtype == torch.float16 else 0.05) * plain.norm()
 
 
-class TestPlugin:
-    def test_build(self):
-        cfg = dict(type='mmkron.LambdaLayer', heads=2, scope=5, residual=True)
-        name, layer = build_plugin_layer(cfg, postfix='_after', in_channels=8)
-        assert name == 'lambda_layer_after'
-        assert isinstance(layer, LambdaLayer)
-        assert (layer.dim, layer.dim_out, layer.heads, layer.scope) == (8, 8, 2, 5)
+def test_build_as_plugin():
+    cfg = dict(type='mmkron.LambdaLayer', heads=2, scope=5, residual=True)
+    name, layer = build_plugin_layer(cfg, postfix='_after', in_channels=8)
+    assert name == 'lambda_layer_after'
+    assert (layer.dim, layer.dim_out, layer.heads, layer.scope) == (8, 8, 2, 5)
 
 
 @pytest.mark.parametrize(

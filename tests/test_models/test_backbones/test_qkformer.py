@@ -100,12 +100,6 @@ def test_samples_do_not_depend_on_their_batch():
         torch.testing.assert_close(model(x[:3])[0], out[:3], rtol=0, atol=1e-9)
 
 
-def test_legacy_order_mixes_samples():
-    model, x = build(legacy_ssa_order=True), images(5, 3, 24, 20)
-    with torch.no_grad():
-        assert (model(x)[0][2:3] - model(x[2:3])[0]).abs().max() > 0.01
-
-
 def test_image_at_every_step():
     """The first convolution runs once per image and gives the same as frames that repeat the image."""
     model, x = build(), images(2, 3, 24, 20)
