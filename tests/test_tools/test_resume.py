@@ -360,7 +360,7 @@ def test_only_its_own_leftovers_are_removed(tmp_path):
 
 def test_deterministic_resume_needs_the_other_hook(train):
     with raises(LaunchError, 'mmkron.PreemptionHook'):
-        train('alone', "default_hooks = dict(preemption=None, exact=dict(type='mmkron.DeterministicResumeHook'))")
+        train('alone', "default_hooks = dict(_delete_=True, exact=dict(type='mmkron.DeterministicResumeHook'))")
 
 
 def test_the_old_names_still_work(train, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmkron.utils.errors import LaunchError
+from mmkron.data_checks import DataError
 from support.errors import raises
 from support.tools import ROOT, load_tool, run_training
 
@@ -80,7 +80,7 @@ def test_errors(train_args, voc):
     contents = [path.read_bytes() for path in missing]
     for path in missing:
         path.unlink()
-    with raises(LaunchError, *map(str, missing)):
+    with raises(DataError, *map(str, missing)):
         train(train_args, voc)
     for path, content in zip(missing, contents):
         path.write_bytes(content)
@@ -88,5 +88,5 @@ def test_errors(train_args, voc):
         labels = np.array(Image.open(path))
         labels[labels == 0] = 30
         Image.fromarray(labels).save(path)
-    with raises(LaunchError, f'{voc}/SegmentationClassAug', 30):
+    with raises(DataError, f'{voc}/SegmentationClassAug', 30):
         train(train_args, voc)
