@@ -19,14 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
-sys.path.insert(0, str(TESTS / 'test_models' / 'test_backbones'))
+sys.path[:0] = [str(TESTS), str(TESTS / 'test_models' / 'test_backbones')]
 
 from test_contract import CASES, SIZE, build, identify, image, settle  # noqa: E402
 
 TIMEOUT = timedelta(seconds=60)
 PORTS = iter(())  # of the current task: were they drawn in one row, processes would miss each other after an error
-REPEATED = ('mobilenet-v2-kao', 'kanet-wo-kao', 'mobilenet-v2')  # archs whose modules others have
-NETWORKS = [case for case in CASES if case.name not in REPEATED]
 VARIANTS = {'whole': {}, 'partial, with_cp': dict(out_indices=(0, 2), with_cp=True)}
 
 
@@ -55,7 +53,7 @@ def worst(ours, theirs):
 def ddp(_):
     """Return the error of the mean gradient of two processes by backbone and variant, and train one more step."""
     results = {}
-    for case in NETWORKS:
+    for case in CASES:
         for variant, kwargs in VARIANTS.items():
             model = settle(build(case, **kwargs)).double()
             joint, half = batches()
@@ -96,7 +94,7 @@ def fsdp(out):
     """Compare a sharded step of each backbone with one on the joint batch."""
     results = {}
     plif = CASES[-1]._replace(kwargs={**CASES[-1].kwargs, 'neuron_cfg': dict(kind='plif', v_threshold=0.2)})
-    for number, case in enumerate([*NETWORKS, plif]):
+    for number, case in enumerate([*CASES, plif]):
         model = settle(build(case, with_cp=bool(number % 2))).double()
         plain = copy.deepcopy(model)
         joint_gradients(plain, batches()[0])
