@@ -149,6 +149,7 @@ def test_resume_has_the_same_weights(trained, tiny_config, train_args, monkeypat
 def test_out_and_show_dir(trained, tiny_config, test_args, tmp_path, capsys):
     out, folder = tmp_path / 'out.pkl', tmp_path / 'vis'
     options = ['--work-dir', tmp_path / 'test', '--out', out, '--show-dir', folder]
+    options += ['--cfg-options', f'experiment_name={uuid.uuid4().hex}']  # MMEngine keeps loggers by name and second
     metrics = tool.test(test_args(tiny_config, trained / 'epoch_1.pth', *options))
     printed = capsys.readouterr().out
     assert str(out) in printed
