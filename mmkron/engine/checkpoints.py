@@ -47,7 +47,7 @@ def check_checkpoints(cfg: Config) -> Any:
     if not cfg.get('resume'):
         return read_load_from(cfg, 'load_from')
     if cfg.get('load_from') is None:
-        cfg.load_from, content = newest_checkpoint(cfg.work_dir)
+        cfg.load_from, content = newest_checkpoint(cfg)
         cfg.resume = cfg.load_from is not None
     else:
         content = read_load_from(cfg, '--resume')
@@ -57,11 +57,11 @@ def check_checkpoints(cfg: Config) -> Any:
     return content
 
 
-def newest_checkpoint(work_dir: str) -> tuple[str | None, Any]:
-    """Read the newest readable checkpoint of ``work_dir``, and log which ones were skipped and why.
+def newest_checkpoint(cfg: Config) -> tuple[str | None, Any]:
+    """Read the newest readable checkpoint of a training, and log which ones were skipped and why.
 
-    The one named in MMEngine's ``last_checkpoint`` is tried first, then the others in its folder and in ``work_dir``
-    from newest to oldest, except the best ones.
+    The one named in MMEngine's ``last_checkpoint`` is tried first, also if its folder has moved, then the others in the
+    work dir and in the folder of CheckpointHook from newest to oldest, except the best ones.
 
     Returns:
         The path and the content; the content of a folder with one file per process is None. (None, None) if there is no
@@ -70,16 +70,22 @@ def newest_checkpoint(work_dir: str) -> tuple[str | None, Any]:
     Raises:
         LaunchError: If there are checkpoints, and none of them can be resumed from.
     """
+    hook = (cfg.get('default_hooks') or {}).get('checkpoint') or {}
+    folders = [cfg.work_dir]
+    if hook.get('out_dir'):
+        folders.append(osp.join(str(hook['out_dir']), osp.basename(cfg.work_dir.rstrip(osp.sep))))
     try:
-        named = find_latest_checkpoint(work_dir)
-    except UnicodeDecodeError:  # a damaged file
-        named = None
-    folders = {osp.realpath(work_dir), osp.realpath(osp.dirname(named) if named and osp.exists(named) else work_dir)}
-    files = [file for folder in folders for file in Path(folder).glob('*.pth') if not file.name.startswith('best_')]
-    paths = [str(file) for file in sorted(files, key=osp.getmtime, reverse=True) if file.is_file()]
-    paths = [named, *(path for path in paths if path != osp.realpath(named))] if named else paths
+        named = find_latest_checkpoint(cfg.work_dir) or ''
+    except UnicodeDecodeError:
+        named = ''
+    named = '' if '\0' in named else named  # the file is damaged
+    folders += [osp.dirname(named)] if osp.dirname(named) else []
+    files = [file for folder in folders for file in Path(folder).glob('*.pth') if file.is_file()]
+    files = sorted((file for file in files if not file.name.startswith('best_')), key=osp.getmtime, reverse=True)
+    places = [named, *(osp.join(folder, osp.basename(named)) for folder in folders)] if named else []
+    first = next(filter(osp.exists, places), named)
     reasons = []
-    for path in paths:
+    for path in dict.fromkeys(map(osp.realpath, filter(None, [first, *files]))):
         try:
             content = None if osp.isdir(path) else read_whole(checkpoint_path(path, 'last_checkpoint'), 'checkpoint')
             _check_resumable(content, path)
@@ -89,9 +95,9 @@ def newest_checkpoint(work_dir: str) -> tuple[str | None, Any]:
         else:
             _log(f'continues from {path}')
             return path, content
-    if any(map(osp.exists, paths)):
-        raise LaunchError('\n'.join([f'--resume: no checkpoint in {work_dir} can be resumed from', *reasons]))
-    _log(f'no checkpoint in {work_dir}, so the training starts from the beginning')
+    if files:
+        raise LaunchError('\n'.join([f'--resume: no checkpoint in {cfg.work_dir} can be resumed from', *reasons]))
+    _log(f'no checkpoint in {cfg.work_dir}, so the training starts from the beginning', logging.WARNING)
     return None, None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import textwrap
 from typing import Any
 
 from mmengine.dist import get_rank, get_world_size
@@ -53,10 +52,8 @@ def _start(runner: Runner, purpose: str, loops: dict[str, Any]) -> None:
     for split, loop in loops.items():
         if loop is not None:
             dataset = loop.dataloader.dataset
-            samples = f'{len(dataset):,} samples' if hasattr(dataset, '__len__') else 'samples'
-            classes = ', '.join(map(str, (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()))
-            text = f'{type(dataset).__name__}, {samples}, {get_world_size()} processes, classes: {classes}'
-            rows[split] = textwrap.shorten(text, 110, placeholder=' ...')
+            count = f'{len(dataset):,} samples' if hasattr(dataset, '__len__') else 'samples'
+            rows[split] = f'{type(dataset).__name__}, {count}, {get_world_size()} processes'
     rows['weights'] = runner.cfg.get('load_from') or 'initial ones'
     if runner.cfg.get('resume'):
         rows['weights'] += f', resumed after epoch {runner.epoch}, iteration {runner.iter}'

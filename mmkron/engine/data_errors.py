@@ -46,7 +46,7 @@ class NamedSamplesMixin:
     """A mixin for runners whose data loaders name the sample that cannot be loaded."""
 
     def build_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """Build a data loader as MMEngine does."""
+        """Build a data loader."""
         loader = super().build_dataloader(*args, **kwargs)
         name_samples(loader.dataset)
         return loader

@@ -99,22 +99,15 @@ class LaunchRunner(NamedSamplesMixin, Runner):
 def build_runner(cfg: Config) -> Runner:
     """Build the runner of a config, of the class ``runner_type`` if that is set."""
     if cfg.get('runner_type') == 'FlexibleRunner':
-        message = "runner_type='FlexibleRunner' is MMEngine's; 'mmkron.FlexibleRunner' can resume"
-        print_log(message, 'current', logging.WARNING)
+        print_log("'FlexibleRunner' is MMEngine's; 'mmkron.FlexibleRunner' can resume", 'current', logging.WARNING)
     return RUNNERS.build(cfg) if 'runner_type' in cfg else LaunchRunner.from_cfg(cfg)
 
 
 def build_model(cfg: Config, device: str, layer: type, what: str) -> nn.Module:
     """Build the model of a config in evaluation mode, with the weights of ``cfg.load_from`` or its initial ones.
 
-    Args:
-        cfg: The config.
-        device: The device of the model.
-        layer: A class of which the model must have a layer.
-        what: The name of this class in the message.
-
     Raises:
-        LaunchError: The model has no such layer, or the weights or the device cannot be used.
+        LaunchError: The model has no ``layer``, called ``what`` here, or the weights or the device cannot be used.
     """
     if cfg.get('data_preprocessor') is not None:
         cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)

@@ -17,6 +17,7 @@ from mmengine.registry import DATA_SAMPLERS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader
 
+from mmkron.engine.hooks import PreemptionHook
 from mmkron.engine.hooks.batches import LazyIterator, RestOfBatches, SeededBatches, rebuild, sampler_of, start_worker
 
 
@@ -82,8 +83,21 @@ def test_waiting_samples_are_not_drawn_twice(monkeypatch, sampler):
     assert list(itertools.islice(loader.batch_sampler, 2)) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_data_that_is_no_loader():
-    assert sampler_of(range(3)) is None
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+@pytest.mark.parametrize('loader', [DataLoader(range(4), batch_size=None), DataLoader(Stream(), 1), range(4)])
+def test_data_without_batches_of_indices(loader):
+    """It is left as it is, with a warning on resuming."""
+    warned = []
+    runner = SimpleNamespace(train_loop=SimpleNamespace(dataloader=loader), cfg=Config(), iter=2)
+    runner.logger = SimpleNamespace(warning=warned.append)
+    PreemptionHook()._advance(runner)
+    assert [int(item) for item in loader] == [0, 1, 2, 3]
+    assert len(warned) == 1
+    assert getattr(sampler_of(loader), 'seed', None) is None
 
 
 class Draws(torch.utils.data.Dataset):
@@ -92,6 +106,16 @@ class Draws(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return [random.random(), np.random.rand(), torch.rand(()).item()]
+
+
+def test_no_global_random_number_is_drawn():
+    """As by a loader without workers that starts again in the middle of an epoch."""
+    loader = DataLoader(Draws(), 2, collate_fn=list)
+    SeededBatches(loader, 7, 0, 0)
+    torch.manual_seed(0)
+    batch = next(iter(loader))
+    torch.manual_seed(0)
+    assert batch[0][2] == torch.rand(()).item()
 
 
 @pytest.mark.parametrize('persistent', [True, False])

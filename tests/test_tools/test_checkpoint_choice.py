@@ -59,7 +59,7 @@ def test_the_named_checkpoint_is_taken(folder, log):
     folder.last(first)  # a user goes back
     assert folder.pick() == first
     folder.last('/elsewhere/before/epoch_1.pth')  # the folder has moved
-    assert folder.pick() == second
+    assert folder.pick() == first
 
 
 def test_stale_checkpoint_of_an_earlier_training(folder):
@@ -79,6 +79,7 @@ def test_damaged_ones_are_named_and_skipped(folder, log):
     assert folder.pick() == whole
     assert [name for line in log for name in (cut, other, whole) if name in line] == [cut, other, whole]
     folder.last('gone.pth')
+    os.symlink('gone.pth', f'{folder.cfg.work_dir}/latest.pth')
     assert folder.pick() == whole
     assert any('gone.pth' in line for line in log)
 
@@ -95,11 +96,15 @@ def test_no_checkpoint_and_none_that_can_be_read(folder, tmp_path, monkeypatch):
         folder.pick()
 
 
-def test_checkpoints_in_the_hooks_own_folder(folder):
+def test_checkpoints_in_the_hooks_own_folder(folder, tmp_path):
     path, cut = folder.add('../big/work/epoch_1.pth', 4, age=9), folder.add('../big/work/epoch_2.pth', 4, 5, cut=True)
     os.makedirs(folder.cfg.work_dir, exist_ok=True)
     folder.last(cut)
     assert os.path.samefile(folder.pick(), path)
+    folder.cfg.default_hooks = dict(checkpoint=dict(out_dir=str(tmp_path / 'big')))
+    for text in ('', '/gone/epoch_1.pth', '\0' * 8):
+        folder.last(text)
+        assert os.path.samefile(folder.pick(), path)
 
 
 def test_given_path_that_cannot_be_resumed(folder, tmp_path):

@@ -171,6 +171,16 @@ custom_hooks = [dict(type='Recorder')]
     assert len(parts) == 12
 
 
+def test_iterations_with_a_finite_sampler(train):
+    """MMEngine reads the batches before the stop again; the workers' random numbers are those of the batches."""
+    options = "train_dataloader = dict(loader, sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True))\n"
+    options += "default_hooks['checkpoint'] = dict(by_epoch=False, interval=2)\ntrain_cfg['max_iters'] = 4\n"
+    whole = train('whole', options, iterations=True, workers=1)
+    with pytest.raises(SystemExit):
+        train('parts', options + "custom_hooks = [dict(type='SignalHook', after=2)]", iterations=True, workers=1)
+    assert_equal(train('parts', options, '--resume', iterations=True, workers=1), state(whole))
+
+
 def test_another_number_of_batches_starts_the_epoch_again(train, tmp_path, capfd):
     with pytest.raises(SystemExit):
         train('parts', "custom_hooks = [dict(type='SignalHook', after=6)]")

@@ -35,8 +35,7 @@ def sampler_of(loader: Any) -> Any:
 def start_worker(signals: Sequence[signal.Signals], init: Callable[[int], None] | None, worker_id: int) -> None:
     """Start a data worker that ends by ``signals`` from its parent only.
 
-    Slurm signals every process of a job, and the training still needs its workers then. PyTorch sends SIGTERM to the
-    workers that do not end by themselves.
+    Slurm signals every process of a job, whose training still needs its workers. PyTorch ends hung ones by SIGTERM.
     """
     if init is not None:
         init(worker_id)
@@ -79,11 +78,9 @@ class RestOfBatches:
 
 
 class LazyIterator(_InfiniteDataloaderIterator):
-    """Iterator of an iteration-based loop that starts the workers of its loader with the first batch that is used.
+    """Iterator of an iteration-based loop that starts workers with the first batch after ``drops`` that the loop drops.
 
-    Args:
-        loader: The data loader, whose batch sampler skips the batches before the resumed iteration.
-        drops: Number of batches that the loop draws first and drops.
+    The batch sampler of the loader skips these.
     """
 
     def __init__(self, loader: DataLoader, drops: int) -> None:
@@ -148,6 +145,7 @@ class SeededBatches:
         self.first = first
         loader.collate_fn, loader.worker_init_fn = self, self.start
         loader.__dict__['persistent_workers'] = False  # these would not see a change of `first`
+        loader.generator = loader.generator or torch.Generator()  # without one, each start draws a global random number
 
     def start(self, worker_id: int) -> None:
         if self.init is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
+from mmengine.runner import IterBasedTrainLoop
 from torch.utils.data import DataLoader
 
 from mmkron.engine.hooks.batches import LOADING, STEP, SeededBatches, seed_all
@@ -24,9 +25,8 @@ class DeterministicResumeHook(Hook):
     which restores the order of the samples, the same number of processes and workers, the same batch size, and
     deterministic operators. Add it by ``custom_hooks = [dict(type='mmkron.DeterministicResumeHook')]``.
 
-    Not covered: an ``IterBasedTrainLoop`` whose sampler is not an ``InfiniteSampler``, after its first pass over the
-    data; an epoch that ends amid a step of gradient accumulation; training data that is not a ``DataLoader``; and what
-    a dataset keeps from earlier samples, such as MMDetection's cached mosaic.
+    Not covered, in addition: an epoch that ends amid a step of gradient accumulation, and what a dataset keeps from
+    earlier samples, such as MMDetection's cached mosaic.
 
     Raises:
         LaunchError: If the runner has no :class:`PreemptionHook`.
@@ -41,8 +41,11 @@ class DeterministicResumeHook(Hook):
         if self._batches is None:  # in before_train, PreemptionHook still changes the loader
             if not any(isinstance(hook, PreemptionHook) for hook in runner.hooks):
                 raise LaunchError('DeterministicResumeHook needs dict(type="mmkron.PreemptionHook") in default_hooks')
-            if isinstance(runner.train_dataloader, DataLoader):
-                self._batches = SeededBatches(runner.train_dataloader, runner.seed, get_rank(), runner.iter)
+            loader, first = runner.train_dataloader, runner.iter
+            if isinstance(runner.train_loop, IterBasedTrainLoop):  # which reads and drops what is not skipped
+                first = getattr(getattr(loader, 'batch_sampler', None), 'skip', 0)
+            if isinstance(loader, DataLoader):
+                self._batches = SeededBatches(loader, runner.seed, get_rank(), first)
         self._seed(runner, LOADING)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:

@@ -17,7 +17,7 @@ from mmengine.dist import all_reduce, barrier, is_main_process
 from mmengine.fileio.backends import LocalBackend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import IterBasedTrainLoop
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from mmkron.engine.hooks.batches import LazyIterator, RestOfBatches, rebuild, sampler_of, start_worker
 from mmkron.engine.storage import ATOMIC, PARTIAL, AtomicLocalBackend, remove
@@ -40,8 +40,8 @@ class PreemptionHook(Hook):
     A training that is resumed has the iteration count, the learning rates and the order of the samples of one that was
     never stopped. Augmentation and dropout draw other random numbers; :class:`DeterministicResumeHook` makes those
     equal, too. The hook draws no random number and leaves a training that is not stopped as it is. Not covered: an
-    ``IterBasedTrainLoop`` whose sampler is not an ``InfiniteSampler``, after its first pass over the data, and training
-    data that is not a ``DataLoader``.
+    ``IterBasedTrainLoop`` whose sampler is not an ``InfiniteSampler``, after its first pass over the data, or whose
+    loader is not from the runner's config, and training data that is not a ``DataLoader`` with batches of indices.
 
     Args:
         signals: Names of signals; an empty sequence for none. Slurm sends SIGTERM, and with ``--signal=USR1@60``
@@ -64,8 +64,6 @@ class PreemptionHook(Hook):
         self._position: dict = {}  # in the epoch, for the checkpoint that this hook writes
         self._rest: RestOfBatches | None = None  # of the epoch that is resumed
         self._last_regular: str | None = None  # path of the last checkpoint of CheckpointHook
-
-    # ------------------------------------------------------------------------------------------------ checkpoints
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict) -> None:
         state = checkpoint.setdefault('meta', {}).setdefault('mmkron', {})
@@ -91,8 +89,6 @@ class PreemptionHook(Hook):
             _remove_matching(runner, _INTERRUPTED)
         self._last_regular = last
 
-    # ---------------------------------------------------------------------------------------------------- signals
-
     def _receive(self, number: int, _: Any) -> None:
         self._received = number
 
@@ -107,8 +103,6 @@ class PreemptionHook(Hook):
         number = torch.tensor(self._received)
         all_reduce(number, 'max')  # MMEngine's log of the losses waits for the accelerator in each iteration as well
         return int(number)
-
-    # --------------------------------------------------------------------------------------------------- training
 
     def before_train(self, runner: Any) -> None:
         if runner.iter == 0:
@@ -127,7 +121,9 @@ class PreemptionHook(Hook):
         """Let the training data start after the last batch of the checkpoint, in the order of its sampler."""
         loop, cfg = runner.train_loop, runner.cfg.get('train_dataloader')
         by_iteration = isinstance(loop, IterBasedTrainLoop)
-        if not isinstance(loop.dataloader, DataLoader) or (by_iteration and not isinstance(cfg, dict)):
+        if not _has_batches(loop.dataloader) or (by_iteration and not isinstance(cfg, dict)):
+            if runner.iter:
+                runner.logger.warning('The training data cannot be advanced and starts from its beginning')
             return
         if by_iteration:  # MMEngine 0.10 has started its workers, which would read and drop the batches
             loop.dataloader = rebuild(runner, loop.dataloader)
@@ -173,6 +169,11 @@ class PreemptionHook(Hook):
 
     def after_train(self, runner: Any) -> None:
         self.restore_handlers()
+
+
+def _has_batches(loader: Any) -> bool:
+    indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return indexed and loader.batch_sampler is not None
 
 
 def _step_is_complete(runner: Any) -> bool:

@@ -12,20 +12,21 @@ from mmengine.runner import IterBasedTrainLoop
 from mmkron.utils.errors import LaunchError
 
 START_FROM_WEIGHTS = 'to start from its weights set load_from=PATH and resume=False in the config'
+# The progress in the state of a scheduler; all else is a setting.
+_PROGRESS = ('last_step', '_global_step', '_last_value', 'best', 'num_bad_epochs', 'cooldown_counter')
 
 
 class FollowConfigHook(Hook):
     """Hook that lets a resumed training follow the schedule and the optimizer's options in its config.
 
-    MMEngine overwrites both with those in the checkpoint, so a longer schedule would have no effect. Here the schedule
-    of the config is stepped to the place where the training resumes, which is an epoch in an epoch-based training,
-    whatever the number of batches per epoch was. Schedulers that follow a metric cannot be stepped: with one of them,
-    schedule and options are those in the checkpoint.
+    MMEngine overwrites both with those in the checkpoint, so a longer schedule would have no effect. A changed schedule
+    is stepped to the place where the training resumes, which is an epoch in an epoch-based training, whatever the
+    number of batches per epoch was.
 
     MMEngine also runs the text of the config that a checkpoint holds; the hook removes it.
 
     Raises:
-        LaunchError: The checkpoint is of another optimizer, or of another schedule that follows a metric.
+        LaunchError: The checkpoint is of another optimizer, or a schedule that follows a metric has changed.
     """
 
     priority = 'VERY_HIGH'
@@ -35,26 +36,16 @@ class FollowConfigHook(Hook):
         (checkpoint.get('meta') or {}).pop('config', None)
         if not runner._resume:
             return
-        groups = _by_optimizer(runner.param_schedulers)
-        schedulers = sum(groups.values(), [])
+        groups, saved = map(_by_optimizer, (runner.param_schedulers, checkpoint.get('param_schedulers')))
         states = {key: [scheduler.state_dict() for scheduler in group] for key, group in groups.items()}
-        followers = [type(scheduler).__name__ for scheduler in schedulers if getattr(scheduler, 'need_val_args', False)]
-        if followers:
-            if _settings(states) != _settings(_by_optimizer(checkpoint.get('param_schedulers'))):
-                raise LaunchError(
-                    f'--resume: param_scheduler differs from the checkpoint, and {followers[0]} follows a metric, so '
-                    f'that it cannot be stepped; restore it or, {START_FROM_WEIGHTS}'
-                )
-            runner.logger.warning(
-                f'--resume takes schedule and options of the optimizer from the checkpoint: {followers[0]} follows a '
-                'metric, so that the schedule of the config cannot be stepped'
-            )
-            return
-        _step_to(runner.train_loop, schedulers, checkpoint['meta'])
-        states = {key: [scheduler.state_dict() for scheduler in group] for key, group in groups.items()}
-        checkpoint['param_schedulers'] = states if isinstance(runner.param_schedulers, dict) else states['']
+        scheduled = {key: {state['param_name'] for state in group} for key, group in states.items()}
+        if _settings(states) != _settings(saved) or 'optimizer' not in checkpoint:
+            _step_to(runner.train_loop, sum(groups.values(), []), checkpoint['meta'])
+            states = {key: [scheduler.state_dict() for scheduler in group] for key, group in groups.items()}
+            checkpoint['param_schedulers'] = states if isinstance(runner.param_schedulers, dict) else states['']
+            scheduled = {}
         if 'optimizer' in checkpoint:
-            _follow_options(runner, checkpoint['optimizer'])
+            _follow_options(runner, checkpoint['optimizer'], scheduled)
         elif hasattr(runner, 'strategy'):  # it requires one
             checkpoint['optimizer'] = runner.optim_wrapper.state_dict()
 
@@ -64,12 +55,21 @@ def _by_optimizer(groups: Any) -> dict[str, list]:
     return groups if isinstance(groups, dict) else {'': groups or []}
 
 
-def _settings(states: dict[str, list[dict]]) -> dict[str, list[list[str]]]:
-    return {key: [sorted(state) for state in group] for key, group in states.items()}
+def _settings(states: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    return {
+        key: [{k: v for k, v in state.items() if k not in _PROGRESS} for state in group]
+        for key, group in states.items()
+    }
 
 
 def _step_to(loop: Any, schedulers: list, meta: dict) -> None:
     """Step the schedulers from their beginning to where the training resumes, in the order of a training."""
+    followers = [type(scheduler).__name__ for scheduler in schedulers if getattr(scheduler, 'need_val_args', False)]
+    if followers:
+        raise LaunchError(
+            f'--resume: param_scheduler differs from the checkpoint, and {followers[0]} follows a metric, so it cannot '
+            f'be stepped; restore it, with the same end (default: max_epochs), or, {START_FROM_WEIGHTS}'
+        )
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # no optimizer steps in between
         for by_epoch, count in _progress(loop, meta):
@@ -93,22 +93,17 @@ def _progress(loop: Any, meta: dict) -> Iterator[tuple[bool, int]]:
         yield False, interrupted.get('position', 0)
 
 
-def _follow_options(runner: Any, saved: Any) -> None:
-    """Put the options of the optimizers into their saved states, and warn of those that change."""
+def _follow_options(runner: Any, saved: Any, scheduled: dict[str, set[str]]) -> None:
+    """Put the options of the optimizers, except scheduled ones, into their saved states; warn of those that change."""
     wrappers = getattr(runner.optim_wrapper, 'optim_wrappers', {'': runner.optim_wrapper})
-    changed = set().union(
-        *(_take_options(wrapper, saved.get(key) if key else saved) for key, wrapper in wrappers.items())
-    )
+    changed = set()
+    for key, wrapper in wrappers.items():
+        changed |= _take_options(wrapper, saved.get(key) if key else saved, scheduled.get(key, set()))
     if changed:
-        rates = ', '.join(f'{wrapper.get_lr()["lr"][0]:.6g}' for wrapper in wrappers.values())
-        runner.logger.warning(
-            f'--resume takes from the config, not from the checkpoint: {", ".join(sorted(changed))}; the learning rate '
-            f'is {rates}'
-        )
+        runner.logger.warning(f'--resume takes from the config, not the checkpoint: {", ".join(sorted(changed))}')
 
 
-def _take_options(wrapper: Any, saved: Any) -> set[str]:
-    """Put the options of an optimizer into a saved state, and return the names of those that change."""
+def _take_options(wrapper: Any, saved: Any, scheduled: set[str]) -> set[str]:
     groups = wrapper.optimizer.param_groups
     others = [other for other in (saved or {}).get('param_groups', ()) if isinstance(other, dict)]
     if len(others) != len(groups):
@@ -116,16 +111,21 @@ def _take_options(wrapper: Any, saved: Any) -> set[str]:
             f'--resume: optim_wrapper.optimizer has {len(groups)} parameter groups, and the checkpoint {len(others)}; '
             f'{START_FROM_WEIGHTS}'
         )
+    kept = {'params', *scheduled} | ({'betas'} if 'momentum' in scheduled else set())  # Adam's momentum is in its betas
     changed = set()
     for group, other in [*zip(groups, others), (wrapper.base_param_settings, saved.get('base_param_settings'))]:
         if not group or not other:
             continue
-        if {*group} - {*other} and {*other} - {*group}:
+        missing, unknown = (
+            {name for name in names if not name.startswith('initial_')}
+            for names in ({*group} - {*other}, {*other} - {*group})
+        )
+        if missing and unknown:
             raise LaunchError(
                 f'--resume: optim_wrapper.optimizer is {type(wrapper.optimizer).__name__}, and the checkpoint is of '
-                f'another one, with {", ".join(sorted({*other} - {*group}))}; {START_FROM_WEIGHTS}'
+                f'another one, with {", ".join(sorted(unknown))}; {START_FROM_WEIGHTS}'
             )
-        options = {name: value for name, value in group.items() if name != 'params'}
+        options = {name: value for name, value in group.items() if name not in kept}
         changed |= {name for name, value in options.items() if other.get(name, value) != value}
         other.update(options)
-    return changed - {'initial_lr'}
+    return {name for name in changed if not name.startswith('initial_')}
